@@ -1,0 +1,32 @@
+# Two commands for a fresh machine with Python 3.11+, make and a C compiler. Each makes its own environment in .venv.
+#   make demo   trains dense, STE and SR-STE networks on real digits, two CPU cores, under three minutes
+#   make test   checks style, types and rooms, then runs the tests
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check mutants clean
+
+demo: .venv/demo.done
+	$(BIN)/python examples/digits.py
+
+test: check
+	$(BIN)/python -m pytest
+
+check: .venv/dev.done
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Break each contract on purpose and see its test fail (tests/mutants lists how).
+mutants: .venv/dev.done
+	$(BIN)/python tests/mutants
+
+.venv/%.done: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nofm needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$*]"
+	touch $@
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,1 @@
+"""What a sparse network is and does: SAD, cost, verification, agreement between processes."""

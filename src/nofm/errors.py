@@ -1,0 +1,55 @@
+"""What can go wrong, by name.
+
+Everything a user can cause is a `NofmError`, which is a `ValueError`: one `except` catches the family, and each message names
+the layer, key or file and says what to do about it. Broken invariants of our own are `assert`s, not members of this family.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "LayerError",
+    "MaskDivergenceError",
+    "NofmError",
+    "NonFiniteWeightError",
+    "OptimizerError",
+    "PatternError",
+]
+
+
+class NofmError(ValueError):
+    """The root of every error that nofm raises on purpose."""
+
+
+class PatternError(NofmError):
+    """A text or value that is no N:M pattern, or a tensor that a pattern cannot be laid on."""
+
+
+class LayerError(NofmError):
+    """A layer that cannot be made sparse as asked, a rule that matches nothing, a verb called on the wrong model."""
+
+
+class OptimizerError(NofmError):
+    """A method and an optimizer that do not fit: weights it does not own, a step it cannot take part in."""
+
+
+class NonFiniteWeightError(NofmError):
+    """NaN or Inf in a weight, whose mask would mean nothing. Carries `parameter`, `index` and `step`."""
+
+    def __init__(self, parameter: str, index: tuple[int, ...], value: float, step: int | None = None) -> None:
+        self.parameter, self.index, self.value, self.step = parameter, index, value, step
+        when = "" if step is None else f" after step {step}"
+        super().__init__(
+            f"{parameter}{list(index)} is {value}{when}; an N:M mask needs finite weights. "
+            "Lower the learning rate, clip gradients, or load a checkpoint from before it"
+        )
+
+
+class MaskDivergenceError(NofmError):
+    """Ranks that should hold the same mask do not. Carries `layers` and `ranks`."""
+
+    def __init__(self, layers: list[str], ranks: list[int]) -> None:
+        self.layers, self.ranks = layers, ranks
+        super().__init__(
+            f"masks differ between ranks: {', '.join(layers)} on rank(s) {', '.join(map(str, ranks))} are not those of rank 0. "
+            "Weights have drifted apart: check that every rank loads the same checkpoint and takes the same steps"
+        )

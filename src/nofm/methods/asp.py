@@ -1,0 +1,49 @@
+"""ASP: train dense, prune once by magnitude, freeze the mask, train again (Mishra et al. 2021, the rival of the paper's Table 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import shards, ste
+from ..errors import OptimizerError
+from ..layers import Site
+from ..masks import check_finite
+from .base import Method, Step
+
+__all__ = ["ASP"]
+
+
+@dataclass(frozen=True)
+class ASP(Method):
+    """Two stages. Up to step `prune_at` layers are dense; then the mask of each weight is made and never changes again.
+
+    Pruned weights are zero from then on: they get no gradient, and whatever momentum or weight decay does to them in a step is
+    undone after it. `prune_at=0` prunes at once, for a model that is trained already. The second stage "repeats the training",
+    so the learning-rate schedule should start anew at `prune_at`.
+    """
+
+    prune_at: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prune_at, bool) or not isinstance(self.prune_at, int) or self.prune_at < 0:
+            raise OptimizerError(f"prune_at={self.prune_at!r} is no step; give a whole number, 0 to prune at once")
+
+    def begin(self, site: Site) -> None:
+        if self.prune_at == 0:
+            self._prune(site)
+        else:
+            site.look_through(ste.dense)
+
+    def after_step(self, step: Step) -> None:
+        for owned in step.weights:
+            if owned.site.stored_mask is None and step.number >= self.prune_at:
+                self._prune(owned.site)
+            elif owned.site.stored_mask is not None:
+                owned.weight.masked_fill_(~owned.mask(), 0.0)
+
+    @staticmethod
+    def _prune(site: Site) -> None:
+        weight = shards.whole(site.weight.detach())
+        check_finite(weight, site.key)
+        site.freeze(site.grouping.mask(weight))
+        shards.local(site.weight.detach()).masked_fill_(~site.mask(), 0.0)

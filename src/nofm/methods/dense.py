@@ -1,0 +1,19 @@
+"""Dense training, as a method: every baseline takes the same path with the identity in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import ste
+from ..layers import Site
+from .base import Method
+
+__all__ = ["Dense"]
+
+
+@dataclass(frozen=True)
+class Dense(Method):
+    """W <- W - lr * g(W). Layers compute with their dense weights; SAD then tells how their N:M masks *would* move."""
+
+    def begin(self, site: Site) -> None:
+        site.look_through(ste.dense)

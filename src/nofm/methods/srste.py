@@ -1,0 +1,83 @@
+"""SR-STE, the sparse-refined straight-through estimator (paper section 3.3, Eq. 4; Appendix, Eq. 5 and 6).
+
+    W <- W - lr * (g(S(W)) + decay * pruned * r)      r = W (Eq. 4) | sign(W) (Eq. 5) | lr * g(S(W)) (Eq. 6)
+
+S(W) is the N:M weight, `pruned` is 1 where S(W) is zero. The term pulls pruned weights towards zero, so that fewer of them come
+back: the mask settles (lower SAD) and the straight-through gradient is wrong less often.
+
+The term is added once for each step that the optimizer takes, after the gradient has been reduced, accumulated and unscaled, so
+`decay` means the same on one GPU and on eight, in fp32 and under a loss scale, and for a layer that a forward uses twelve times.
+It is added after gradient clipping, which happens before the step, and is not clipped itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from .. import ste
+from ..errors import OptimizerError
+from ..layers import Site
+from .base import Method, OwnedWeight, Step
+
+__all__ = ["SRSTE"]
+
+Placement = Literal["gradient", "decoupled", "backward"]
+
+
+@dataclass(frozen=True)
+class SRSTE(Method):
+    """Straight-through training with a decay on the pruned weights.
+
+    decay      lambda_W of the paper; 0 is STE, and a negative one (the paper's ablation) pushes pruned weights back in.
+    refine     "weight" (Eq. 4), "sign" (Eq. 5) or "gradient" (Eq. 6).
+    placement  "gradient": added to the gradient, so it goes through momentum and Adam's normalisation (the paper).
+               "decoupled": W <- W - lr * decay * term beside the optimizer's own update, as AdamW does with weight decay.
+               "backward": inside backward, as in the code released with the paper: the term then grows with micro-batches,
+               with uses of the weight in a forward and with summed all-reduces, and shrinks under a loss scale. Only to repeat
+               numbers made with that code.
+    """
+
+    decay: float = 2e-4
+    refine: ste.Refinement = "weight"
+    placement: Placement = "gradient"
+
+    def __post_init__(self) -> None:
+        for field, value, allowed in (("refine", self.refine, ste.Refinement), ("placement", self.placement, Placement)):
+            if value not in get_args(allowed):
+                raise OptimizerError(f"{field}={value!r} is not one of {', '.join(map(repr, get_args(allowed)))}")
+        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not math.isfinite(self.decay):
+            raise OptimizerError(f"decay={self.decay!r} is no finite number; the paper uses 2e-4")
+        if self.placement == "backward" and self.refine == "gradient":
+            raise OptimizerError('refine="gradient" needs the learning rate, which backward does not know; use placement="gradient"')
+
+    def begin(self, site: Site) -> None:
+        site.look_through(ste.RefinedBackward(self.decay, self.refine) if self.placement == "backward" else ste.straight_through)
+
+    def before_step(self, step: Step) -> None:
+        if self.placement == "backward" or self.decay == 0:
+            return
+        for owned in step.weights:
+            if self.placement == "gradient":
+                self._add_to_gradient(owned, step)
+            else:
+                self._move_weight(owned, step)
+
+    def _add_to_gradient(self, owned: OwnedWeight, step: Step) -> None:
+        term = self._term(owned, step)
+        if step.grad_scale is not None:
+            term = term * step.grad_scale
+        owned.grad.add_(term, alpha=self.decay if owned.descends else -self.decay)
+
+    def _move_weight(self, owned: OwnedWeight, step: Step) -> None:
+        term = self._term(owned, step) * owned.lr
+        if step.taken is not None:
+            term = term * step.taken
+        owned.weight.sub_(term, alpha=self.decay)
+
+    def _term(self, owned: OwnedWeight, step: Step) -> torch.Tensor:
+        grad = owned.grad if step.grad_scale is None else owned.grad / step.grad_scale
+        return ste.refinement(owned.weight, owned.mask(), self.refine, grad, owned.lr)

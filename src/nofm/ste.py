@@ -1,0 +1,121 @@
+"""How a weight is seen through its mask, and what its gradient becomes: Eq. 3 to 6 of the paper.
+
+A *lens* turns the stored weight into the weight that a layer computes with. There are four here, and a method chooses one:
+
+    dense              the weight itself                              gradient g(W)
+    straight_through   S(W): kept weights, +0.0 elsewhere             gradient g(S(W)), to kept and pruned alike   (Eq. 3)
+    frozen             W under a stored mask, +0.0 elsewhere          gradient g(S(W)), to kept weights only
+    RefinedBackward    as straight_through                            gradient g(S(W)) + decay * term, see below
+
+Pruned positions are selected, not multiplied away: Inf * 0 is NaN and -1 * 0 is -0.0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .masks import Grouping
+
+__all__ = ["Lens", "RefinedBackward", "Refinement", "dense", "frozen", "refinement", "select", "straight_through"]
+
+Refinement: TypeAlias = Literal["weight", "sign", "gradient"]
+
+
+class Lens(Protocol):
+    """Makes the weight a layer computes with. `stored` is the layer's frozen mask, or None where it has none."""
+
+    def __call__(self, weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor: ...
+
+
+def dense(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
+    """The weight as it is."""
+    return weight
+
+
+def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
+    """The N:M weight S(W) with the gradient passed straight through to all of W (Eq. 2 and 3)."""
+    result: Tensor = _StraightThrough.apply(weight, grouping.mask(weight))
+    return result
+
+
+def frozen(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
+    """The weight under the stored mask; pruned weights get no gradient."""
+    assert stored is not None, "the frozen lens needs a stored mask"
+    return select(weight, stored)
+
+
+@dataclass(frozen=True, slots=True)
+class RefinedBackward:
+    """SR-STE with its term added in the backward pass, where the released code of the paper has it.
+
+    The term is then added as often as the weight is used and scaled as the gradient is scaled: four micro-batches add it four
+    times, a layer called twelve times adds it twelve times, a loss scale of 2^16 divides it by 2^16. It is here to repeat
+    published numbers; `placement="gradient"` is exact.
+    """
+
+    decay: float
+    refine: Refinement
+
+    def __call__(self, weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
+        result: Tensor = _RefinedStraightThrough.apply(weight, grouping.mask(weight), self.decay, self.refine)
+        return result
+
+
+def select(weight: Tensor, mask: Tensor) -> Tensor:
+    """`weight` where `mask` is True, +0.0 elsewhere."""
+    return torch.where(mask, weight, 0.0)
+
+
+def refinement(weight: Tensor, mask: Tensor, refine: Refinement, grad: Tensor, lr: float | Tensor) -> Tensor:
+    """The sparse-refined term without its lambda: zero on kept weights and on pruned ones
+
+    weight    W             Eq. 4
+    sign      sign(W)       Eq. 5
+    gradient  lr * g(S(W))  Eq. 6
+    """
+    if refine == "weight":
+        term = weight
+    elif refine == "sign":
+        term = weight.sign()
+    else:
+        term = lr * grad
+    return select(term, ~mask)
+
+
+class _StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, mask: Tensor) -> Tensor:
+        return select(weight, mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _RefinedStraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, mask: Tensor, decay: float, refine: Refinement) -> Tensor:
+        return select(weight, mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        weight, mask, ctx.decay, ctx.refine = inputs
+        ctx.save_for_backward(weight, mask)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        weight, mask = ctx.saved_tensors
+        term = refinement(weight, mask, ctx.refine, grad, lr=1.0)
+        return grad + ctx.decay * term, None, None, None

@@ -1,0 +1,108 @@
+"""`summary(model)`: what each layer of a model is, sparse in which pattern, or dense and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from .layers import SparseModule, known_weights, layer_name
+
+__all__ = ["LayerRow", "Summary", "forget_reasons", "remember_reason", "summary"]
+
+_REASONS = "_nofm_dense"  # on a module: why each of its weights stays dense
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One weight of a model. `pattern` is "" for a dense one, and `note` then says why."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    pattern: str
+    groups: int
+    kept: int
+    note: str
+
+    @property
+    def weights(self) -> int:
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The rows of all layers; printed, a table. A tied weight counts once, at the first of its layers."""
+
+    rows: tuple[LayerRow, ...]
+
+    @property
+    def sparse(self) -> tuple[LayerRow, ...]:
+        """The sparse layers."""
+        return tuple(row for row in self.rows if row.pattern)
+
+    @property
+    def dense(self) -> tuple[LayerRow, ...]:
+        """The layers that stay dense, each with its reason in `note`."""
+        return tuple(row for row in self.rows if not row.pattern)
+
+    @property
+    def density(self) -> float:
+        """The share of all these weights that is kept."""
+        counted = [row for row in self.rows if not row.note.startswith("tied")]
+        return sum(row.kept for row in counted) / max(1, sum(row.weights for row in counted))
+
+    def __str__(self) -> str:
+        header = ("layer", "kind", "shape", "pattern", "groups", "kept", "note")
+        cells = [header] + [
+            (r.name, r.kind, "x".join(map(str, r.shape)), r.pattern or "dense", f"{r.groups:,}" if r.pattern else "", f"{r.kept:,}", r.note)
+            for r in self.rows
+        ]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+        right = (4, 5)
+        lines = [
+            "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in cells
+        ]
+        total = f"{len(self.sparse)} of {len(self.rows)} layers sparse; {self.density:.1%} of their weights kept"
+        return "\n".join([*(line.rstrip() for line in lines), total])
+
+
+def summary(model: nn.Module) -> Summary:
+    """One row for each layer of `model`, whether it is sparse, and if not why."""
+    return Summary(tuple(_rows(model)))
+
+
+def _rows(model: nn.Module) -> Iterator[LayerRow]:
+    seen: dict[int, str] = {}
+    for prefix, module in model.named_modules():
+        sparse = module._nofm if isinstance(module, SparseModule) else {}
+        known = {weight.param for weight in known_weights(module)}
+        for param, weight in module._parameters.items():
+            if weight is None or (param not in known and weight.dim() < 2):
+                continue
+            name = layer_name(prefix, param)
+            kind, shape = type(module).__name__.removeprefix("Sparse"), tuple(weight.shape)
+            tied = f"tied to {seen[id(weight)]}" if id(weight) in seen else ""
+            seen.setdefault(id(weight), name)
+            if param in sparse:
+                grouping = sparse[param].grouping
+                note = tied or ("flat groups" if grouping.axis == "flat" else "")
+                yield LayerRow(name, kind, shape, str(grouping.pattern), grouping.groups(weight.shape), grouping.kept(weight.shape), note)
+            else:
+                reason = module.__dict__.get(_REASONS, {}).get(param, "" if param in known else "kind not known")
+                yield LayerRow(name, kind, shape, "", 0, weight.numel(), tied or reason)
+
+
+def remember_reason(module: nn.Module, param: str, reason: str) -> None:
+    """Note on `module` why `param` stays dense."""
+    module.__dict__.setdefault(_REASONS, {})[param] = reason
+
+
+def forget_reasons(model: nn.Module) -> None:
+    """Take all such notes away."""
+    for module in model.modules():
+        module.__dict__.pop(_REASONS, None)
