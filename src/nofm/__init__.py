@@ -6,6 +6,7 @@ nofm.attach(nofm.SRSTE(decay=2e-4), model, optimizer)
 nofm.fold_(model)                                       # zeros written in, plain modules back
 """
 
+from .analysis import SAD, Cost, Divergence, Verification, cost, sad_of_forwards, verify
 from .errors import LayerError, MaskDivergenceError, NofmError, NonFiniteWeightError, OptimizerError, PatternError
 from .layers import register_layer, sites
 from .masks import mask
@@ -18,9 +19,12 @@ from .version import __version__
 __all__ = [
     "ASP",
     "METHODS",
+    "SAD",
     "SRSTE",
     "STE",
+    "Cost",
     "Dense",
+    "Divergence",
     "Handle",
     "LayerError",
     "MaskDivergenceError",
@@ -31,13 +35,17 @@ __all__ = [
     "Pattern",
     "PatternError",
     "Summary",
+    "Verification",
     "__version__",
     "attach",
+    "cost",
     "densify_",
     "fold_",
     "mask",
     "register_layer",
+    "sad_of_forwards",
     "sites",
     "sparsify_",
     "summary",
+    "verify",
 ]

@@ -7,26 +7,31 @@ optimizers, initialisers, EMA, DDP and FSDP2 expect, and inside it the layer's o
 weight. The mask is made from the weight in every forward, so it cannot be stale. Tried and left: parametrizations (rename the
 keys), a weight property that is always masked (breaks FSDP2).
 
-Some modules read the weights of their children without calling them. They are *units*: the parent puts its children's masked
-weights in place as well as its own.
+Some modules read the weights of their children without calling them (`readers`). They are *units*: the parent puts its
+children's masked weights in place as well as its own. While they are in place they belong to one thread.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from . import shards, ste
+from . import readers, shards, ste
 from .errors import LayerError
+from .kinds import KnownWeight, known_weights, register_layer
 from .masks import Grouping
 
 __all__ = [
     "KnownWeight",
     "Site",
     "SparseModule",
+    "dense_class",
     "known_weights",
     "layer_name",
     "make_sparse_",
@@ -36,62 +41,6 @@ __all__ = [
     "sites",
     "swap_readers_",
 ]
-
-
-# ---- which weights a module has, and along which axis its inputs run ----
-
-
-@dataclass(frozen=True, slots=True)
-class KnownWeight:
-    """A weight that N:M groups can be laid on: `param` of a module, inputs along `axis`, `fan` of them for one output."""
-
-    param: str
-    axis: int
-    fan: int
-
-
-_Describe = Callable[[Any], list[KnownWeight]]
-_KINDS: dict[type[nn.Module], _Describe] = {}
-
-
-def register_layer(kind: type[nn.Module], **axes: int) -> None:
-    """Teach nofm a layer of your own: `register_layer(MyLinear, weight=1)` says that the inputs of `weight` run along axis 1."""
-    if not axes:
-        raise LayerError(f"register_layer({kind.__name__}): name at least one parameter and its input axis, such as weight=1")
-    _KINDS[kind] = lambda module: [KnownWeight(param, axis, getattr(module, param).shape[axis]) for param, axis in axes.items()]
-
-
-def known_weights(module: nn.Module) -> list[KnownWeight]:
-    """The weights of `module` itself (not of its children) that can be sparse; empty for a kind that is not known."""
-    for kind in type(module).__mro__:
-        if kind in _KINDS:
-            return _KINDS[kind](module)
-        if kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers."):
-            return [KnownWeight("weight", 0, module.get_parameter("weight").shape[0])]  # a linear layer stored (in, out)
-    return []
-
-
-def _conv(module: nn.modules.conv._ConvNd) -> list[KnownWeight]:
-    return [KnownWeight("weight", 0 if module.transposed else 1, module.in_channels // module.groups)]
-
-
-def _attention(module: nn.MultiheadAttention) -> list[KnownWeight]:
-    names = ["in_proj_weight"] if module._qkv_same_embed_dim else ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
-    return [KnownWeight(name, 1, getattr(module, name).shape[1]) for name in names]
-
-
-def _recurrent(module: nn.Module) -> list[KnownWeight]:
-    weights = ((name, p) for name, p in module._parameters.items() if name.startswith("weight_") and p is not None)
-    return [KnownWeight(name, 1, p.shape[1]) for name, p in weights]
-
-
-register_layer(nn.Linear, weight=1)
-register_layer(nn.Embedding, weight=1)
-register_layer(nn.EmbeddingBag, weight=1)
-_KINDS[nn.modules.conv._ConvNd] = _conv
-_KINDS[nn.MultiheadAttention] = _attention
-_KINDS[nn.RNNBase] = _recurrent
-_KINDS[nn.RNNCellBase] = _recurrent
 
 
 # ---- the sparse weight of a module ----
@@ -113,6 +62,7 @@ class Site:
     key: str  # of the parameter, as in the state dict
     module: SparseModule
     param: str
+    users: tuple[tuple[SparseModule, str], ...]  # all modules that hold this weight, `module` first: several where it is tied
 
     @property
     def weight(self) -> nn.Parameter:
@@ -131,7 +81,8 @@ class Site:
 
     def look_through(self, lens: ste.Lens) -> None:
         """From now on the layer computes with what `lens` makes of the weight."""
-        self.module._nofm[self.param] = replace(self.module._nofm[self.param], lens=lens)
+        for module, param in self.users:
+            module._nofm[param] = replace(module._nofm[param], lens=lens)
 
     @property
     def stored_mask(self) -> Tensor | None:
@@ -140,7 +91,8 @@ class Site:
 
     def freeze(self, mask: Tensor) -> None:
         """Store `mask`, of the whole weight, and look through it from now on."""
-        self.module.register_buffer(_buffer(self.param), mask, persistent=False)  # adds no key to the state dict
+        for module, param in self.users:
+            module.register_buffer(_buffer(param), mask, persistent=False)  # adds no key to the state dict
         self.look_through(ste.frozen)
 
     def mask(self) -> Tensor:
@@ -157,15 +109,14 @@ class Site:
 
 def sites(model: nn.Module) -> Iterator[Site]:
     """Every sparse weight of `model`, a tied one once, in the order of its modules."""
-    seen: set[int] = set()
+    found: dict[int, list[tuple[str, SparseModule, str]]] = {}
     for prefix, module in model.named_modules():
-        if not isinstance(module, SparseModule):
-            continue
-        for param in module._nofm:
-            weight = module._parameters[param]
-            if id(weight) not in seen:
-                seen.add(id(weight))
-                yield Site(layer_name(prefix, param), parameter_name(prefix, param), module, param)
+        if isinstance(module, SparseModule):
+            for param in module._nofm:
+                found.setdefault(id(module._parameters[param]), []).append((prefix, module, param))
+    for (prefix, module, param), *others in found.values():
+        users = ((module, param), *((other, its_param) for _, other, its_param in others))
+        yield Site(layer_name(prefix, param), parameter_name(prefix, param), module, param, users)
 
 
 def layer_name(prefix: str, param: str) -> str:
@@ -198,19 +149,21 @@ class SparseModule(nn.Module):
     """The part that a sparse layer's class adds to the layer's own class."""
 
     _nofm: dict[str, _Sparse]
+    _nofm_reads: tuple[str, ...]  # the names of the modules below whose weights this one reads
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.__dict__.get("_nofm_held"):  # an enclosing unit has the masked weights in place
+        if _in_place(self):  # an enclosing unit has seen to it, or the layer calls itself
             return super().forward(*args, **kwargs)
-        if self.__dict__.get("_nofm_hidden") is not None:
-            raise LayerError(f"{type(self).__name__} is already in forward in another thread; give each thread a copy, or fold_ the model")
-        unit = _unit(self)
+        shown: list[SparseModule] = []
         try:
-            for module in unit:
-                _show_masked(module, held=module is not self)
+            for module in _unit(self):
+                if not _in_place(module):
+                    _claim(module)
+                    shown.append(module)
+                    _show_masked(module)
             return super().forward(*args, **kwargs)
         finally:
-            for module in unit:
+            for module in shown:
                 _show_stored(module)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -224,11 +177,12 @@ class SparseModule(nn.Module):
     def extra_repr(self) -> str:
         patterns = {param: str(sparse.grouping.pattern) for param, sparse in self._nofm.items()}
         text = ", ".join(pattern if param == "weight" else f"{param} {pattern}" for param, pattern in patterns.items())
-        return f"{super().extra_repr()}, {text}" if text else super().extra_repr()
+        return ", ".join(part for part in (super().extra_repr(), text) if part)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from.
-        return _rebuild, (_without_sparse(type(self)),), self.__dict__
+        module: Any = self
+        return _rebuild, (dense_class(type(self)),), module.__getstate__()
 
 
 @_memoize
@@ -249,14 +203,15 @@ def make_sparse_(module: nn.Module, param: str, grouping: Grouping) -> None:
 def swap_readers_(model: nn.Module) -> None:
     """Make units of the modules that read the weights of sparse children without calling them."""
     for module in model.modules():
-        if _unit(module):
-            _swap_class_(module)
+        reads = tuple(name for name in readers.children_read(module) if isinstance(module.get_submodule(name), SparseModule))
+        if reads:
+            _swap_class_(module).__dict__["_nofm_reads"] = reads
 
 
 def _swap_class_(module: nn.Module) -> SparseModule:
     if not isinstance(module, SparseModule):
         module.__class__ = _sparse_class(type(module))
-        module.__dict__["_nofm"] = {}
+        module.__dict__.update(_nofm={}, _nofm_reads=())
     assert isinstance(module, SparseModule)
     return module
 
@@ -266,48 +221,75 @@ def restore_class_(module: SparseModule) -> None:
     for param in module._nofm:
         module._buffers.pop(_buffer(param), None)
         module._non_persistent_buffers_set.discard(_buffer(param))
-    for attribute in ("_nofm", "_nofm_held", "_nofm_hidden"):
-        module.__dict__.pop(attribute, None)
-    module.__class__ = _without_sparse(type(module))
+    for attribute in ("_nofm", "_nofm_reads"):
+        del module.__dict__[attribute]
+    module.__class__ = dense_class(type(module))
 
 
 @_memoize
-def _without_sparse(cls: type[Any]) -> type[Any]:
+def dense_class(cls: type[Any]) -> type[Any]:
+    """The class that the class `cls` of a sparse module was made from."""
     if SparseModule in cls.__bases__:
         return cls.__bases__[1]
-    bases = tuple(_without_sparse(base) if issubclass(base, SparseModule) else base for base in cls.__bases__)
+    bases = tuple(dense_class(base) if issubclass(base, SparseModule) else base for base in cls.__bases__)
     body = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
     return type(cls.__name__.replace("Sparse", "", 1), bases, body)
 
 
-def _unit(module: nn.Module) -> list[SparseModule]:
+# ---- during forward ----
+
+
+def _unit(module: SparseModule) -> list[SparseModule]:
     """`module` and the sparse modules below it whose weights it reads itself."""
-    members: list[nn.Module] = [module]
-    if isinstance(module, nn.MultiheadAttention):
-        members += [module.out_proj]
-    elif isinstance(module, nn.TransformerEncoderLayer):  # in eval it hands all weights to one fused kernel
-        members += [module.self_attn, module.self_attn.out_proj, module.linear1, module.linear2]
-    return [member for member in members if isinstance(member, SparseModule)]
+    read = [module.get_submodule(name) for name in module._nofm_reads]
+    return [module, *(child for child in read if isinstance(child, SparseModule))]
 
 
-def _show_masked(module: SparseModule, held: bool) -> None:
+def _in_place(module: SparseModule) -> bool:
+    """Whether the masked weights of `module` are in place, put there by this thread."""
+    owner = module.__dict__.get("_nofm_thread")
+    # The compiler cannot trace the number of a thread. What it traces here runs inside a forward that has it checked.
+    return owner is not None and (torch.compiler.is_compiling() or owner == threading.get_ident())
+
+
+def _claim(module: SparseModule) -> None:
+    """Take `module` for this thread, or raise if another one has it: it would take its masked weights away in mid-forward."""
+    thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
+    if module.__dict__.setdefault("_nofm_thread", thread) != thread:  # one step, so two threads cannot both succeed
+        raise LayerError(f"{type(module).__name__} is in forward in another thread; give each thread a copy, or fold_ the model")
+
+
+def _show_masked(module: SparseModule) -> None:
     """Hide each stored weight behind its masked one."""
     hidden: dict[str, Any] = {}
     for param, sparse in module._nofm.items():
+        if parametrize.is_parametrized(module, param):
+            raise LayerError(
+                f"{param!r} of {type(module).__name__} was parametrized after sparsify_, which hides its mask; parametrize first "
+                "(the layer then stays dense), or not at all"
+            )
         weight = getattr(module, param)
-        hidden[param] = sparse.lens(weight, sparse.grouping, _stored_mask(module, param))
+        hidden[param] = _laid_out_like(weight, sparse.lens(weight, sparse.grouping, _stored_mask(module, param)))
     if isinstance(module, nn.RNNBase):  # reads this list instead of its attributes
         hidden["_flat_weights"] = [hidden.get(name, getattr(module, name)) for name in module._flat_weights_names]
     module.__dict__["_nofm_hidden"] = {name: module.__dict__.get(name) for name in hidden}
-    module.__dict__["_nofm_held"] = held
     module.__dict__.update(hidden)
 
 
+def _laid_out_like(weight: Tensor, seen: Tensor) -> Tensor:
+    """`seen` in the memory layout of `weight`, which decides the layout of a convolution's output, and its last bits."""
+    if seen.stride() == weight.stride():
+        return seen
+    outer_first = sorted(range(weight.dim()), key=weight.stride, reverse=True)
+    copied = seen.permute(outer_first).clone(memory_format=torch.contiguous_format)  # sets strides of axes of size 1 as well
+    return copied.permute([outer_first.index(axis) for axis in range(weight.dim())])
+
+
 def _show_stored(module: SparseModule) -> None:
-    """Undo `_show_masked`."""
-    for name, before in (module.__dict__.pop("_nofm_hidden", None) or {}).items():
+    """Undo `_show_masked`, and give `module` free."""
+    for name, before in module.__dict__.pop("_nofm_hidden", {}).items():
         if before is None:
-            module.__dict__.pop(name, None)
+            del module.__dict__[name]
         else:
             module.__dict__[name] = before
-    module.__dict__["_nofm_held"] = False
+    del module.__dict__["_nofm_thread"]

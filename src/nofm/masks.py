@@ -24,7 +24,16 @@ __all__ = ["Axis", "Grouping", "check_finite", "differing", "keep_top", "magnitu
 
 Axis: TypeAlias = int | Literal["flat"]
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# The formats that are a sign bit and then a magnitude: without the sign, their bits order as their magnitudes do. Others do not
+# (float8_e8m0fnu has no sign, the fnuz formats write NaN as -0, float4_e2m1fn_x2 has two numbers in a byte).
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.int8,
+    torch.float8_e5m2: torch.int8,
+}
 
 # Up to this M every pair of a group is compared (M(M-1)/2 cheap elementwise operations); above, sorting costs less.
 _PAIRWISE_MAX_M = 16
@@ -47,8 +56,8 @@ class Grouping:
             if len(shape) < 2:
                 raise PatternError(f"flat groups need a weight of at least 2 dimensions, got shape {tuple(shape)}")
             return shape[1:].numel()
-        if not -len(shape) <= self.axis < len(shape):
-            raise PatternError(f"axis {self.axis} does not exist in a weight of shape {tuple(shape)}")
+        if type(self.axis) is not int or not -len(shape) <= self.axis < len(shape):
+            raise PatternError(f'axis {self.axis!r} does not exist in a weight of shape {tuple(shape)}; give a dimension, or "flat"')
         return shape[self.axis]
 
     def check(self, shape: torch.Size) -> None:
@@ -96,23 +105,24 @@ class Grouping:
 def mask(weight: Tensor, pattern: PatternLike, axis: Axis = 1, *, pad: bool = False, name: str = "weight") -> Tensor:
     """The mask of `weight`: a bool tensor of its shape, True at exactly N of every M consecutive weights along `axis`.
 
-    `name` is what an error about a non-finite weight calls it.
+    `name` is what an error about a non-finite weight calls it. Inside `torch.compile` nobody looks for one.
 
     >>> mask(torch.tensor([[1.0, -3.0, 2.0, 0.5]]), "2:4")
     tensor([[False,  True,  True, False]])
     """
     grouping = Grouping(Pattern(pattern), axis, pad)
     grouping.check(weight.shape)
+    kept = grouping.mask(weight)
     if not torch.compiler.is_compiling():  # reading a value would break the graph
         check_finite(weight, name)
-    return grouping.mask(weight)
+    return kept
 
 
 def magnitude_key(weight: Tensor) -> Tensor:
     """|weight| as integers that order as the magnitudes do: 0 for +-0, then denormals, ..., Inf, and NaN above all."""
-    if not weight.is_floating_point():
-        raise PatternError(f"an N:M mask is made from floating-point weights, got {weight.dtype}")
-    bits = weight.detach().view(_BITS[weight.element_size()])
+    if weight.dtype not in _BITS:
+        raise PatternError(f"an N:M mask is made from floating-point weights ({', '.join(map(str, _BITS))}), got {weight.dtype}")
+    bits = weight.detach().view(_BITS[weight.dtype])
     return bits & torch.iinfo(bits.dtype).max
 
 
@@ -127,7 +137,7 @@ def keep_top(key_GM: Tensor, n: int) -> Tensor:
 def _keep_by_rank(key_GM: Tensor, n: int) -> Tensor:
     """A weight's rank is the number of weights of its group that go before it."""
     keys = key_GM.unbind(-1)
-    ranks = [torch.zeros_like(key, dtype=torch.int8) for key in keys]
+    ranks = [torch.zeros_like(key, dtype=torch.int8) for key in keys]  # below _PAIRWISE_MAX_M, so a byte is enough
     for j in range(1, len(keys)):
         for i in range(j):
             i_first = keys[i] >= keys[j]  # i < j, so a tie goes to i
@@ -146,7 +156,9 @@ def _keep_by_threshold(key_GM: Tensor, n: int) -> Tensor:
 
 def check_finite(weight: Tensor, name: str, step: int | None = None) -> None:
     """Raise `NonFiniteWeightError` with the first NaN or Inf of `weight`, if there is one."""
-    if weight.device.type == "meta" or weight.isfinite().all():
+    if weight.device.type == "meta" or hasattr(weight, "fake_mode"):  # a shape without values
+        return
+    if weight.isfinite().all():
         return
     index = tuple((~weight.isfinite()).nonzero()[0].tolist())
     raise NonFiniteWeightError(name, index, weight[index].item(), step)

@@ -14,7 +14,7 @@ from .errors import PatternError
 
 __all__ = ["Pattern", "PatternLike"]
 
-_ALLOWED = 'a pattern is "N:M" with whole numbers 1 <= N <= M, such as "2:4": keep N of every M consecutive weights'
+_ALLOWED = 'a pattern is "N:M" with whole numbers 1 <= N <= M <= 99999, such as "2:4": keep N of every M consecutive weights'
 
 
 @dataclass(frozen=True, slots=True, init=False, order=True)
@@ -79,7 +79,9 @@ def _parse(text: object) -> tuple[int, int]:
 
 
 def _near_miss(text: str) -> str | None:
+    """What was meant, where a text holds the two numbers of a pattern and is only spelled wrongly."""
     numbers = re.findall(r"[0-9]+", text)
-    if len(numbers) != 2 or not (0 < int(numbers[0]) <= int(numbers[1]) < 100_000):
+    if len(numbers) != 2 or max(map(len, numbers)) > 5:  # int() refuses a text of thousands of digits
         return None
-    return f"{int(numbers[0])}:{int(numbers[1])}"
+    n, m = map(int, numbers)
+    return f"{n}:{m}" if 1 <= n <= m else None

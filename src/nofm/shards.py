@@ -7,15 +7,31 @@ the two axes meet (a transposed convolution under FSDP2, a row-parallel linear l
 
 from __future__ import annotations
 
+import functools
+import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from .errors import LayerError
 from .masks import Grouping
 
-__all__ = ["check_groups_whole", "local", "part_of", "whole"]
+__all__ = [
+    "check_groups_whole",
+    "cuts_groups",
+    "groups_of",
+    "joined",
+    "local",
+    "mask",
+    "part_of",
+    "reshard_",
+    "spread",
+    "whole",
+    "whole_of",
+]
 
 
 def _is_dtensor(tensor: Tensor) -> bool:
@@ -38,35 +54,140 @@ def whole(tensor: Tensor) -> Tensor:
     return result
 
 
-def part_of(full: Tensor, like: Tensor) -> Tensor:
-    """The part of `full` that belongs to this process's part of `like`."""
+def reshard_(model: nn.Module) -> None:
+    """Put the parameters that FSDP2 trains back in their places.
+
+    After a forward without a backward its root module still shows the gathered copies: what is written to them is lost.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, fsdp.FullyShardedDataParallel):
+            raise LayerError(
+                f"{name or type(model).__name__}: FullyShardedDataParallel flattens weights, so that groups are lost; "
+                "use fully_shard (FSDP2)"
+            )
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+
+
+def gathers(tensor: Tensor, param: Tensor) -> bool:
+    """Whether `tensor` can be FSDP2's gathered copy of `param`: spread over fewer processes, or not at all."""
+    copy: Any = tensor
+    original: Any = param
+    return _is_dtensor(param) and not (_is_dtensor(tensor) and copy.device_mesh == original.device_mesh)
+
+
+def complete_grad_(param: Tensor) -> None:
+    """Spread the gradient as its parameter is, so that adding to a process's part adds to the sum once and not on every process."""
+    dtensor: Any = param
+    if _is_dtensor(param) and dtensor.grad.placements != dtensor.placements:
+        param.grad = dtensor.grad.redistribute(placements=dtensor.placements)
+
+
+def spread(full: Tensor, like: Tensor) -> Tensor:
+    """`full`, which every process has all of, spread over the processes as `like` is: nothing is sent."""
     if not _is_dtensor(like):
         return full
     from torch.distributed.tensor import distribute_tensor
 
     dtensor: Any = like
-    part: Any = distribute_tensor(full, dtensor.device_mesh, dtensor.placements, src_data_rank=None)
-    result: Tensor = part.to_local()
-    return result
+    return distribute_tensor(full, dtensor.device_mesh, dtensor.placements, src_data_rank=None)
+
+
+def part_of(full: Tensor, like: Tensor) -> Tensor:
+    """The part of `full` that belongs to this process's part of `like`."""
+    return local(spread(full, like))
+
+
+def joined(part: Tensor, like: Tensor) -> Tensor:
+    """One tensor, spread as `like` is, of the parts that the processes hold: nothing is sent."""
+    if not _is_dtensor(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    dtensor: Any = like
+    stride = torch.empty(like.shape, device="meta").stride()
+    return DTensor.from_local(part.contiguous(), dtensor.device_mesh, dtensor.placements, shape=like.shape, stride=stride)
+
+
+def whole_of(part: Tensor, like: Tensor) -> Tensor:
+    """All of a tensor of which every process holds the part that belongs to its part of `like`: the inverse of `part_of`."""
+    return whole(joined(part, like))
+
+
+def mask(weight: Tensor, grouping: Grouping) -> Tensor:
+    """The mask of `weight`, spread as it is: each process masks its own part."""
+    if not _is_dtensor(weight):
+        return grouping.mask(weight)
+    check_groups_whole("a weight in forward", weight, grouping)
+    return joined(grouping.mask(local(weight)), weight)
+
+
+def groups_of(tensor: Tensor) -> list[Any]:
+    """The process groups that `tensor` is spread over: summing over all of them sums over the whole tensor."""
+    if not _is_dtensor(tensor):
+        return []
+    dtensor: Any = tensor
+    mesh = dtensor.device_mesh
+    return [mesh.get_group(i) for i, placement in enumerate(dtensor.placements) if _axis(placement) is not None and mesh.size(i) > 1]
 
 
 def check_groups_whole(name: str, weight: Tensor, grouping: Grouping) -> None:
     """Raise if a boundary between two processes' parts of `weight` would cut a group."""
     if not _is_dtensor(weight):
         return
-    dtensor: Any = weight
-    part = list(weight.shape)
-    for placement, processes in zip(dtensor.placements, dtensor.device_mesh.shape, strict=True):
-        if processes == 1 or not placement.is_shard():
+    for axis, counts in _splits(weight).items():
+        size, unit = weight.shape[axis], 1
+        if grouping.axis == "flat" and axis >= 1:
+            unit = weight.shape[axis + 1 :].numel()
+        elif grouping.axis == "flat" or axis != grouping.axis % weight.dim():
             continue
-        dim = placement.dim
-        part[dim] = -(-part[dim] // processes)
-        if grouping.axis == "flat":
-            inside, size = dim >= 1, part[dim] * weight.shape[dim + 1 :].numel()
-        else:
-            inside, size = dim == grouping.axis % weight.dim(), part[dim]
-        if inside and not grouping.pattern.divides(size):
+        # A flat row that is cut along a kernel axis falls into many pieces.
+        if cuts_groups(size, unit, grouping.pattern.m, counts) or (grouping.axis == "flat" and axis > 1):
+            part = functools.reduce(lambda size, count: -(-size // count), counts, size)
             raise LayerError(
-                f"{name}: axis {dim} of shape {tuple(weight.shape)} is spread over {processes} processes in parts of {part[dim]}, "
+                f"{name}: axis {axis} of shape {tuple(weight.shape)} is spread over {math.prod(counts)} processes in parts of {part}, "
                 f"which cuts groups of {grouping.pattern}; leave this layer unsharded or dense (skip), or shard another axis"
             )
+
+
+def cuts_groups(size: int, unit: int, m: int, counts: Iterable[int]) -> bool:
+    """Whether cutting `size` times `unit` weights into parts cuts a group of `m`.
+
+    They are cut between units, into as many parts as the first of `counts` says, as torch.chunk does: equal parts and a shorter
+    last one. Then every part is cut again by the next count.
+    """
+    parts = {size}
+    for count in counts:
+        finer = set()
+        for part in filter(None, parts):
+            step = -(-part // count)
+            if step < part and step * unit % m:
+                return True
+            finer |= {step, part - (part - 1) // step * step}
+        parts = finer
+    return False
+
+
+def _splits(weight: Tensor) -> dict[int, list[int]]:
+    """By axis, into how many parts a spread weight is cut, in the order of the cuts.
+
+    Left to right through the axes of the mesh, but FSDP2 on top of tensor parallelism cuts what has been cut already: its strided
+    placement stands on the left and is applied last.
+    """
+    dtensor: Any = weight
+    cuts = list(zip(dtensor.placements, dtensor.device_mesh.shape, strict=True))
+    plain, strided = [c for c in cuts if c[0].is_shard()], [c for c in reversed(cuts) if not c[0].is_shard()]
+    splits: dict[int, list[int]] = {}
+    for placement, count in plain + strided:
+        axis = _axis(placement)
+        if axis is not None and count > 1:
+            splits.setdefault(axis % weight.dim(), []).append(count)
+    return splits
+
+
+def _axis(placement: Any) -> int | None:
+    """The axis that a placement cuts; None where every process has all of it. (A strided shard does not call itself a shard.)"""
+    return None if placement.is_replicate() or placement.is_partial() else placement.dim

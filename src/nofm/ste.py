@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from . import shards
 from .masks import Grouping
 
 __all__ = ["Lens", "RefinedBackward", "Refinement", "dense", "frozen", "refinement", "select", "straight_through"]
@@ -38,14 +39,14 @@ def dense(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
 
 def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
     """The N:M weight S(W) with the gradient passed straight through to all of W (Eq. 2 and 3)."""
-    result: Tensor = _StraightThrough.apply(weight, grouping.mask(weight))
+    result: Tensor = _StraightThrough.apply(weight, shards.mask(weight, grouping))
     return result
 
 
 def frozen(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
     """The weight under the stored mask; pruned weights get no gradient."""
     assert stored is not None, "the frozen lens needs a stored mask"
-    return select(weight, stored)
+    return select(weight, shards.spread(stored, weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class RefinedBackward:
     refine: Refinement
 
     def __call__(self, weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
-        result: Tensor = _RefinedStraightThrough.apply(weight, grouping.mask(weight), self.decay, self.refine)
+        result: Tensor = _RefinedStraightThrough.apply(weight, shards.mask(weight, grouping), self.decay, self.refine)
         return result
 
 

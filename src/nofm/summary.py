@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from .layers import SparseModule, known_weights, layer_name
+from .layers import SparseModule, dense_class, known_weights, layer_name
 
 __all__ = ["LayerRow", "Summary", "forget_reasons", "remember_reason", "summary"]
 
@@ -80,21 +81,29 @@ def _rows(model: nn.Module) -> Iterator[LayerRow]:
     seen: dict[int, str] = {}
     for prefix, module in model.named_modules():
         sparse = module._nofm if isinstance(module, SparseModule) else {}
-        known = {weight.param for weight in known_weights(module)}
-        for param, weight in module._parameters.items():
-            if weight is None or (param not in known and weight.dim() < 2):
-                continue
-            name = layer_name(prefix, param)
-            kind, shape = type(module).__name__.removeprefix("Sparse"), tuple(weight.shape)
+        kind = (dense_class(type(module)) if isinstance(module, SparseModule) else type(module)).__name__
+        for param, weight, known in _weights(module):
+            name, shape = layer_name(prefix, param), weight.shape
             tied = f"tied to {seen[id(weight)]}" if id(weight) in seen else ""
             seen.setdefault(id(weight), name)
             if param in sparse:
                 grouping = sparse[param].grouping
                 note = tied or ("flat groups" if grouping.axis == "flat" else "")
-                yield LayerRow(name, kind, shape, str(grouping.pattern), grouping.groups(weight.shape), grouping.kept(weight.shape), note)
+                yield LayerRow(name, kind, tuple(shape), str(grouping.pattern), grouping.groups(shape), grouping.kept(shape), note)
             else:
-                reason = module.__dict__.get(_REASONS, {}).get(param, "" if param in known else "kind not known")
-                yield LayerRow(name, kind, shape, "", 0, weight.numel(), tied or reason)
+                reason = module.__dict__.get(_REASONS, {}).get(param, "" if known else "kind not known")
+                yield LayerRow(name, kind, tuple(shape), "", 0, weight.numel(), tied or reason)
+
+
+def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Name, value and whether it is known, of each weight of `module` itself; of what a weight is computed from, nothing."""
+    known = [weight.param for weight in known_weights(module)]
+    yield from ((param, getattr(module, param), True) for param in known)
+    if isinstance(module, parametrize.ParametrizationList) or any(param not in module._parameters for param in known):
+        return
+    for param, weight in module._parameters.items():
+        if weight is not None and param not in known and weight.dim() >= 2:
+            yield param, weight, False
 
 
 def remember_reason(module: nn.Module, param: str, reason: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
 from .. import shards, ste
 from ..errors import OptimizerError
 from ..layers import Site
@@ -29,21 +31,24 @@ class ASP(Method):
             raise OptimizerError(f"prune_at={self.prune_at!r} is no step; give a whole number, 0 to prune at once")
 
     def begin(self, site: Site) -> None:
+        if site.stored_mask is not None:
+            return  # frozen already, by an ASP that was detached
         if self.prune_at == 0:
-            self._prune(site)
+            _prune(site, site.weight, step=0)
         else:
             site.look_through(ste.dense)
 
     def after_step(self, step: Step) -> None:
-        for owned in step.weights:
-            if owned.site.stored_mask is None and step.number >= self.prune_at:
-                self._prune(owned.site)
-            elif owned.site.stored_mask is not None:
+        for owned in (*step.weights, *step.resting):
+            if owned.site.stored_mask is not None:
                 owned.weight.masked_fill_(~owned.mask(), 0.0)
+            elif step.number >= self.prune_at:
+                _prune(owned.site, owned.param, step.number)
 
-    @staticmethod
-    def _prune(site: Site) -> None:
-        weight = shards.whole(site.weight.detach())
-        check_finite(weight, site.key)
-        site.freeze(site.grouping.mask(weight))
-        shards.local(site.weight.detach()).masked_fill_(~site.mask(), 0.0)
+
+def _prune(site: Site, param: nn.Parameter, step: int) -> None:
+    weight = shards.whole(param.detach())
+    check_finite(weight, site.key, step)
+    mask = site.grouping.mask(weight)
+    site.freeze(mask)
+    shards.local(param.detach()).masked_fill_(~shards.part_of(mask, param), 0.0)

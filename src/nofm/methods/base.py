@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.optim import LBFGS, Optimizer
 from .. import shards, ste
 from ..errors import OptimizerError
 from ..layers import Site, SparseModule, sites
-from ..masks import pack, unpack
+from ..masks import check_finite, pack, unpack
 from ..sparsify import unwrap
 from .finite import FiniteWatch
 
@@ -44,26 +44,37 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class OwnedWeight:
-    """A sparse weight that the optimizer is about to move, or has just moved. Tensors are this process's part of the whole."""
+    """A sparse weight in a step of the optimizer. Tensors are as they are now, and this process's part of the whole."""
 
     site: Site
-    weight: Tensor
-    grad: Tensor
+    param: nn.Parameter
     lr: float | Tensor
     descends: bool  # False under maximize=True, where the optimizer adds the gradient
 
+    @property
+    def weight(self) -> Tensor:
+        return shards.local(self.param.detach())
+
+    @property
+    def grad(self) -> Tensor:
+        assert self.param.grad is not None, f"{self.site.key} has no gradient in this step"
+        return shards.local(self.param.grad)
+
     def mask(self) -> Tensor:
-        return self.site.mask()
+        # Not the site's own mask: FSDP2 may show the layer a gathered copy at this moment.
+        stored = self.site.stored_mask
+        return self.site.grouping.mask(self.weight) if stored is None else shards.part_of(stored, self.param)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one optimizer. `number` counts from 1 and leaves out steps that a gradient scaler skipped."""
+    """One step of one optimizer, the same object at both moments. `number` counts from 1, without steps that a scaler skipped."""
 
     number: int
-    weights: Sequence[OwnedWeight]
+    weights: Sequence[OwnedWeight]  # those with a gradient, which the optimizer moves
+    resting: Sequence[OwnedWeight]  # those without, which it leaves alone
     grad_scale: Tensor | None = None  # gradients are this many times too large: the optimizer divides inside its own step
-    taken: Tensor | None = None  # 0 where the optimizer will skip this step inside its own kernel, else 1
+    carried: dict[str, Tensor] = field(default_factory=dict)  # what a method keeps from the first moment for the second, by key
 
 
 class Handle:
@@ -72,11 +83,25 @@ class Handle:
     def __init__(self, method: Method, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self.method = method
         self._sites = list(sites(model))
-        self._drivers = [_Driver(method, optimizer, owned) for optimizer, owned in _owners(self._sites, optimizers)]
         self._lenses = [(site, site.lens) for site in self._sites]
-        for site in self._sites:
-            method.begin(site)
-            _ATTACHED.add(site.module)
+        self._drivers: list[_Driver] = []
+        owners = _owners(self._sites, optimizers)
+        try:
+            for site in self._sites:
+                self._begin(site)
+        except Exception:
+            self.detach()
+            raise
+        self._drivers = [_Driver(method, optimizer, follow) for optimizer, follow in owners]
+
+    def _begin(self, site: Site) -> None:
+        self.method.begin(site)
+        _ATTACHED.add(site.module)
+        if site.stored_mask is not None and site.lens is not ste.frozen:
+            raise OptimizerError(
+                f"{site.name} has a frozen mask, which {type(self.method).__name__} would pass by; "
+                "densify_ and sparsify_ the model again to choose masks anew"
+            )
 
     @property
     def step(self) -> int:
@@ -89,8 +114,9 @@ class Handle:
             driver.remove()
         for site, lens in self._lenses:
             _ATTACHED.discard(site.module)
-            if isinstance(site.module, SparseModule) and site.stored_mask is None:
-                site.look_through(lens)
+            if isinstance(site.module, SparseModule):
+                site.look_through(lens if site.stored_mask is None else ste.frozen)
+        self._lenses = []  # a second detach must not take a later method's lenses away
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs to go on exactly: numbers of steps, and frozen masks as bits. No pickle needed."""
@@ -119,12 +145,15 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     Several optimizers: pass them all; each weight follows the steps of the one that owns it.
     """
     model = unwrap(model)
+    shards.reshard_(model)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     found = list(sites(model))
     if not found:
         raise OptimizerError(f"this {type(model).__name__} has no sparse layer; call sparsify_ before attach")
     if taken := [site.name for site in found if site.module in _ATTACHED]:
         raise OptimizerError(f"{taken[0]} has a method attached already; call detach() on its handle first")
+    if not optimizers:
+        raise OptimizerError("attach needs at least one optimizer")
     for each in optimizers:
         if not isinstance(each, Optimizer) or not hasattr(each, "_optimizer_step_pre_hooks"):
             raise OptimizerError(f"attach needs torch optimizers, got {type(each).__name__}; if it wraps one, pass the one inside")
@@ -132,6 +161,7 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
             raise OptimizerError("LBFGS evaluates the loss many times in a step, so a term once a step is not defined for it")
     for site in found:
         shards.check_groups_whole(site.name, site.weight, site.grouping)
+        check_finite(shards.local(site.weight.detach()), site.key)
     return Handle(method, model, optimizers)
 
 
@@ -139,37 +169,45 @@ _ATTACHED: weakref.WeakSet[SparseModule] = weakref.WeakSet()
 
 
 def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[Site]]]:
-    """Which sparse weights each optimizer owns; all that train must have an owner, and every optimizer must own one."""
-    owner = {id(p): i for i, optimizer in enumerate(optimizers) for group in optimizer.param_groups for p in group["params"]}
-    owned: list[list[Site]] = [[] for _ in optimizers]
-    orphans = []
+    """Whose steps each sparse weight follows: its optimizer's, or the first one's for a weight that does not train."""
+    owners: dict[int, list[int]] = {}
+    for i, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                owners.setdefault(id(param), []).append(i)
+    mine: list[list[Site]] = [[] for _ in optimizers]
+    orphans: list[Site] = []
+    resting: list[Site] = []
     for site in found:
-        if id(site.weight) in owner:
-            owned[owner[id(site.weight)]].append(site)
-        elif site.weight.requires_grad:
-            orphans.append(site.key)
-    for optimizer, mine in zip(optimizers, owned, strict=True):
-        if not mine:
+        owner = owners.get(id(site.weight), [])
+        if len(owner) > 1:
+            raise OptimizerError(f"{site.key} is in {len(owner)} of the optimizers; once a step is only defined for a weight with one")
+        if owner:
+            mine[owner[0]].append(site)
+        else:
+            (orphans if site.weight.requires_grad else resting).append(site)
+    for optimizer, owned in zip(optimizers, mine, strict=True):
+        if not owned:
             raise OptimizerError(
                 f"this {type(optimizer).__name__} owns no sparse weight of the model; build it from this model's parameters, "
                 "after any wrapping (FSDP2) that replaces them"
             )
     if orphans:
-        more = f" and {len(orphans) - 1} more" if len(orphans) > 1 else ""
         raise OptimizerError(
-            f"{orphans[0]}{more} train(s) but no optimizer given to attach owns it; pass all optimizers as a list, or set "
+            f"no optimizer given to attach owns {', '.join(site.key for site in orphans)}; pass all optimizers as a list, or set "
             "requires_grad=False on weights that should not train"
         )
-    return list(zip(optimizers, owned, strict=True))
+    mine[0] += resting
+    return list(zip(optimizers, mine, strict=True))
 
 
 class _Driver:
     """Calls a method at the two moments of one optimizer's steps."""
 
-    def __init__(self, method: Method, optimizer: Optimizer, owned: list[Site]) -> None:
+    def __init__(self, method: Method, optimizer: Optimizer, follow: list[Site]) -> None:
         self.method, self.optimizer, self.number = method, optimizer, 0
-        self.sites = owned
-        self.params = [site.weight for site in owned]
+        self.follow = [(site, site.weight) for site in follow]
+        self.current: Step | None = None
         self.watch = FiniteWatch()
         self.hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
@@ -198,38 +236,41 @@ class _Driver:
 
     def _before_step(self) -> None:
         with torch.no_grad():
-            self.method.before_step(self._step(self.number + 1))
+            self.current = self._step()
+            self.method.before_step(self.current)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found_inf = getattr(self.optimizer, "found_inf", None)
-        if found_inf is not None and found_inf.item():  # a fused optimizer under a scaler skips inside its kernel
+        step, self.current = self.current, None
+        if bool(getattr(optimizer, "found_inf", False)):  # a fused optimizer under a scaler skips inside its kernel
             return
         self.number += 1
         with torch.no_grad():
-            step = self._step(self.number)
+            step = step or self._step()  # None where the optimizer has not called its closure
             self.method.after_step(step)
-            self.watch.look(self.number, [(w.site.key, w.weight) for w in step.weights])
+            self.watch.look(self.number, [(owned.site.key, owned.weight) for owned in step.weights])
 
-    def _step(self, number: int) -> Step:
+    def _step(self) -> Step:
         groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
-        weights = []
-        for site, param in zip(self.sites, self.params, strict=True):
-            self._check_still_owned(site, param)
-            if param.grad is None:  # the optimizer leaves it alone, and so do we
-                continue
-            group = groups[id(param)]
-            local = shards.local(param.detach()), shards.local(param.grad)
-            weights.append(OwnedWeight(site, *local, group["lr"], not group.get("maximize", False)))
-        found_inf = getattr(self.optimizer, "found_inf", None)
-        taken = None if found_inf is None else 1.0 - found_inf
-        return Step(number, weights, getattr(self.optimizer, "grad_scale", None), taken)
+        weights, resting = [], []
+        for site, param in self.follow:
+            _check_still_trained(site, param)
+            group = groups.get(id(param))
+            if group is not None and param.grad is not None:
+                shards.complete_grad_(param)
+                weights.append(OwnedWeight(site, param, group["lr"], not group.get("maximize", False)))
+            elif group is None and param.requires_grad and param.grad is not None:
+                raise OptimizerError(f"{site.key} trains but is not in the optimizer that it was attached with; detach() and attach again")
+            else:
+                resting.append(OwnedWeight(site, param, 0.0, True))
+        return Step(self.number + 1, weights, resting, getattr(self.optimizer, "grad_scale", None))
 
-    def _check_still_owned(self, site: Site, param: nn.Parameter) -> None:
-        if not isinstance(site.module, SparseModule):
-            raise OptimizerError(f"{site.name} is a plain module again (fold_, densify_) while a method is attached; call detach() first")
-        now = site.weight
-        if now is not param and shards.local(now) is now and shards.local(param) is param:
-            raise OptimizerError(
-                f"{site.key} is no longer the parameter that the optimizer owns (load_state_dict(assign=True), or a replaced "
-                "parameter?); build the optimizer again and attach to it"
-            )
+
+def _check_still_trained(site: Site, param: nn.Parameter) -> None:
+    """Raise if a layer computes with another parameter than the one that the optimizer moves."""
+    if not isinstance(site.module, SparseModule):
+        raise OptimizerError(f"{site.name} is a plain module again (fold_, densify_) while a method is attached; call detach() first")
+    if site.weight is not param and not shards.gathers(site.weight, param):
+        raise OptimizerError(
+            f"{site.key} is no longer the parameter that the optimizer owns (load_state_dict(assign=True), or a replaced "
+            "parameter?); build the optimizer again, detach() and attach to it"
+        )

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
+from torch import Tensor
 
 from .. import ste
 from ..errors import OptimizerError
@@ -35,7 +35,8 @@ class SRSTE(Method):
     decay      lambda_W of the paper; 0 is STE, and a negative one (the paper's ablation) pushes pruned weights back in.
     refine     "weight" (Eq. 4), "sign" (Eq. 5) or "gradient" (Eq. 6).
     placement  "gradient": added to the gradient, so it goes through momentum and Adam's normalisation (the paper).
-               "decoupled": W <- W - lr * decay * term beside the optimizer's own update, as AdamW does with weight decay.
+               "decoupled": W <- W - lr * decay * term beside the optimizer's own update, as AdamW does with weight decay. Holds
+               the term, as large as the weights, while the optimizer steps.
                "backward": inside backward, as in the code released with the paper: the term then grows with micro-batches,
                with uses of the weight in a forward and with summed all-reduces, and shrinks under a loss scale. Only to repeat
                numbers made with that code.
@@ -61,23 +62,19 @@ class SRSTE(Method):
         if self.placement == "backward" or self.decay == 0:
             return
         for owned in step.weights:
-            if self.placement == "gradient":
-                self._add_to_gradient(owned, step)
+            term = self._term(owned, step.grad_scale)
+            if self.placement == "decoupled":
+                step.carried[owned.site.key] = term * owned.lr
             else:
-                self._move_weight(owned, step)
+                scaled = term if step.grad_scale is None else term * step.grad_scale
+                owned.grad.add_(scaled, alpha=self.decay if owned.descends else -self.decay)
 
-    def _add_to_gradient(self, owned: OwnedWeight, step: Step) -> None:
-        term = self._term(owned, step)
-        if step.grad_scale is not None:
-            term = term * step.grad_scale
-        owned.grad.add_(term, alpha=self.decay if owned.descends else -self.decay)
+    def after_step(self, step: Step) -> None:
+        for owned in step.weights:
+            if owned.site.key in step.carried:
+                owned.weight.sub_(step.carried[owned.site.key], alpha=self.decay)
 
-    def _move_weight(self, owned: OwnedWeight, step: Step) -> None:
-        term = self._term(owned, step) * owned.lr
-        if step.taken is not None:
-            term = term * step.taken
-        owned.weight.sub_(term, alpha=self.decay)
-
-    def _term(self, owned: OwnedWeight, step: Step) -> torch.Tensor:
-        grad = owned.grad if step.grad_scale is None else owned.grad / step.grad_scale
-        return ste.refinement(owned.weight, owned.mask(), self.refine, grad, owned.lr)
+    def _term(self, owned: OwnedWeight, grad_scale: Tensor | None) -> Tensor:
+        grad = owned.grad if grad_scale is None else owned.grad / grad_scale
+        descent = grad if owned.descends else -grad
+        return ste.refinement(owned.weight, owned.mask(), self.refine, descent, owned.lr)

@@ -1,0 +1,177 @@
+"""`verify(model_or_path)`: is it really N:M? Layer by layer, on which axis, and how far from it if not.
+
+Takes what people have: a sparsified model, a plain (folded) model, a state dict, or a safetensors file, which is read tensor by
+tensor and never unpickled. Without a pattern it says which one each weight has. A weight whose mask would be all ones, the
+sign of pruning that silently did not happen, is told apart from one that breaks the pattern here and there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from .. import shards
+from ..errors import NofmError
+from ..layers import known_weights, parameter_name, sites
+from ..masks import Axis, Grouping
+from ..patterns import Pattern, PatternLike
+from ..sparsify import unwrap
+
+__all__ = ["Verification", "WeightReport", "verify"]
+
+Verifiable: TypeAlias = nn.Module | Mapping[str, Tensor] | str | Path
+
+# Patterns that are looked for when none is given: any N with these M, smallest share of weights first.
+_USUAL_M = (2, 4, 8, 16, 32)
+
+_ALL_ONES = "nothing is pruned: its mask is all ones"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReport:
+    """One weight. `pattern` is what it was checked against, or the one found; None where it has none."""
+
+    name: str
+    shape: tuple[int, ...]
+    pattern: Pattern | None
+    axis: Axis | None
+    groups: int
+    violations: int
+    zeros: float
+    note: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the weight has its pattern."""
+        return self.pattern is not None and self.violations == 0
+
+    @property
+    def all_ones(self) -> bool:
+        """Whether nothing at all is pruned."""
+        return self.zeros == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The reports of all weights of two or more dimensions; printed, a table. Indexed by name."""
+
+    weights: tuple[WeightReport, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether some weight is N:M and every weight that should be is."""
+        checked = [w for w in self.weights if w.pattern is not None]
+        return bool(checked) and all(w.ok for w in checked)
+
+    def __getitem__(self, name: str) -> WeightReport:
+        return next(w for w in self.weights if w.name == name)
+
+    def __str__(self) -> str:
+        header = ("weight", "shape", "N:M", "axis", "groups", "violations", "zeros", "")
+        cells = [header] + [
+            (
+                w.name,
+                "x".join(map(str, w.shape)),
+                str(w.pattern or "-"),
+                "-" if w.axis is None else str(w.axis),
+                f"{w.groups:,}",
+                f"{w.violations:,}",
+                f"{w.zeros:.1%}",
+                w.note,
+            )
+            for w in self.weights
+        ]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+        good = sum(w.ok for w in self.weights)
+        return "\n".join([*lines, f"{good} of {len(self.weights)} weights are N:M"])
+
+
+def verify(model_or_path: Verifiable, pattern: PatternLike | None = None) -> Verification:
+    """Check every weight of a model, a state dict or a safetensors file.
+
+    Without `pattern`: a sparsified model is checked against its own patterns, by the weights its layers compute with; of
+    anything else the pattern is found. With `pattern`: every weight is checked against it. Biases and other vectors are left out.
+    """
+    wanted = None if pattern is None else Pattern(pattern)
+    if isinstance(model_or_path, nn.Module):
+        return Verification(tuple(_of_model(unwrap(model_or_path), wanted)))
+    named = model_or_path.items() if isinstance(model_or_path, Mapping) else _of_file(Path(model_or_path))
+    return Verification(tuple(_report(name, weight, wanted) for name, weight in named if _is_weight(weight)))
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return tensor.dim() >= 2 and tensor.is_floating_point()
+
+
+def _of_model(model: nn.Module, wanted: Pattern | None) -> Iterator[WeightReport]:
+    sparse = {site.key: site for site in sites(model)}
+    axes = {parameter_name(prefix, known.param): known.axis for prefix, m in model.named_modules() for known in known_weights(m)}
+    for key, weight in model.named_parameters():
+        if not _is_weight(weight):
+            continue
+        if key not in sparse:
+            yield _report(key, shards.whole(weight.detach()), wanted, axes.get(key))
+            continue
+        site = sparse[key]
+        expected = site.grouping if wanted is None else Grouping(wanted, site.grouping.axis, site.grouping.pad)
+        yield _checked(key, shards.whole_of(site.seen(), site.weight), expected, "as its layer sees it; fold_ writes it in")
+
+
+def _of_file(path: Path) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise NofmError(f"{path}: no such file; verify takes a model, a state dict or a safetensors file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise NofmError(f"{path}: not a readable safetensors file ({error}); other formats are not opened, for safety") from error
+
+
+def _report(name: str, weight: Tensor, wanted: Pattern | None, axis: int | None = None) -> WeightReport:
+    """Check one plain weight on the axes that its groups may run along, the usual one first."""
+    axes: list[Axis] = [1, 0] if axis is None else [axis]
+    if weight.dim() > 2:
+        axes.append("flat")
+    if wanted is not None:
+        reports = [_checked(name, weight, Grouping(wanted, a, pad=True)) for a in axes]
+        return next((report for report in reports if report.ok), reports[0])
+    found = [(pattern, a) for a in axes if (pattern := _pattern_of(weight, a)) is not None]
+    if not found:
+        zeros = _zeros(weight)
+        note = "zeros, but no N:M pattern" if zeros else _ALL_ONES
+        return WeightReport(name, tuple(weight.shape), None, None, 0, 0, zeros, note)
+    pattern, axis_found = min(found, key=lambda row: row[0].density)
+    return _checked(name, weight, Grouping(pattern, axis_found))
+
+
+def _pattern_of(weight: Tensor, axis: Axis) -> Pattern | None:
+    """The N:M with the fewest kept weights, then the smallest M, that `weight` has along `axis`."""
+    best = None
+    for m in _USUAL_M:
+        grouping = Grouping(Pattern(f"{m}:{m}"), axis)
+        if grouping.row_size(weight.shape) % m:
+            break
+        n = max(1, int(grouping.split(weight != 0).sum(-1).max()))
+        if n < m and (best is None or n / m < best.density):
+            best = Pattern(f"{n}:{m}")
+    return best
+
+
+def _checked(name: str, weight: Tensor, grouping: Grouping, note: str = "") -> WeightReport:
+    shape, violations = weight.shape, int(grouping.violations(weight))
+    if bool((weight != 0).all()) and grouping.pattern.n < grouping.pattern.m:
+        note = _ALL_ONES
+    return WeightReport(name, tuple(shape), grouping.pattern, grouping.axis, grouping.groups(shape), violations, _zeros(weight), note)
+
+
+def _zeros(weight: Tensor) -> float:
+    return float((weight == 0).to(torch.float64).mean()) if weight.numel() else 0.0

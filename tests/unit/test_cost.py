@@ -1,0 +1,111 @@
+"""Cost against counts made by hand and against the paper's Params column.
+
+The paper's column follows no single rule: its dense row and ResNet-50 x1.25 count all parameters, its sparse rows leave the
+normalisation layers out. `Cost` prints both, and each figure of the paper is one of them, to its digits.
+"""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+import nofm
+
+IMAGE = (1, 3, 224, 224)
+
+
+@pytest.fixture(scope="module")
+def resnet50_dense() -> nofm.Cost:
+    return nofm.cost(torchvision.models.resnet50(), IMAGE)
+
+
+def test_dense_resnet50_as_in_the_paper(resnet50_dense):
+    assert round(resnet50_dense.params / 1e6, 1) == 25.6
+    assert round(resnet50_dense.macs / 1e9, 2) == 4.09
+    assert resnet50_dense.params_sparse == resnet50_dense.params
+    assert resnet50_dense.macs_sparse == resnet50_dense.macs
+
+
+@pytest.mark.parametrize(("pattern", "paper"), [("2:4", 13.8), ("4:8", 13.8), ("1:4", 7.93), ("2:8", 7.93), ("1:16", 3.52)])
+def test_sparse_resnet50_params_as_in_the_paper(resnet50_dense, pattern, paper):
+    model = torchvision.models.resnet50()
+    nofm.sparsify_(model, pattern, preset="paper")
+    cost = nofm.cost(model, IMAGE)
+    assert abs(cost.weights_sparse / 1e6 - paper) <= 0.02
+    # Ours by rule, not the paper's FLOPs (2.15, 1.17, 0.44), which do not follow from its density: dense conv1 and fc, density x the rest.
+    dense_part = 118_013_952 + 2_048_000
+    assert cost.macs == resnet50_dense.macs
+    assert cost.macs_sparse == pytest.approx(dense_part + nofm.Pattern(pattern).density * (cost.macs - dense_part), rel=1e-12)
+
+
+def test_wide_resnet50_as_in_the_paper():
+    model = timm.models.resnet.ResNet(timm.models.resnet.Bottleneck, (3, 4, 6, 3), channels=(80, 160, 320, 640))
+    nofm.sparsify_(model, "2:8", preset="paper")
+    assert abs(nofm.cost(model, IMAGE).params_sparse / 1e6 - 11.8) <= 0.02
+
+
+def test_raft_as_in_the_paper():
+    model = torchvision.models.optical_flow.raft_large()
+    nofm.sparsify_(model, "2:4", preset="paper")
+    cost = nofm.cost(model, [(1, 3, 128, 128), (1, 3, 128, 128)])
+    assert round(cost.params / 1e6, 1) == 5.3
+    assert round(cost.params_sparse / 1e6, 2) == 2.65
+    update = {layer.name: layer for layer in cost.layers}["update_block.flow_head.conv1"]
+    assert update.macs == 12 * 128 * 256 * 9 * 16 * 16, "a layer that runs twelve times counts twelve times"
+
+
+def test_by_hand():
+    model = nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 4, bias=False))
+    nofm.sparsify_(model, {"0": "1:4"})
+    cost = nofm.cost(model, (3, 16))
+    assert (cost.params, cost.params_sparse) == (16 * 8 + 8 + 16 + 32, 16 * 8 // 4 + 8 + 16 + 32)
+    assert (cost.weights, cost.weights_sparse) == (cost.params - 16, cost.params_sparse - 16)
+    assert (cost.macs, cost.macs_sparse) == (3 * 128 + 3 * 32, 3 * 32 + 3 * 32)
+    assert [(layer.name, layer.density, layer.macs) for layer in cost.layers] == [("0", 0.25, 384), ("2", 1.0, 96)]
+    assert "multiply-adds (G)" in str(cost)
+
+
+def test_attention_projections_are_sparse_and_the_products_of_activations_are_not():
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    nofm.sparsify_(model, "2:4")
+    cost = nofm.cost(model, (1, 5, 16))
+    projections, attention = 5 * 16 * 16 * 4 + 5 * 16 * 32 * 2, 2 * 5 * 5 * 16
+    assert cost.macs == projections + attention
+    assert cost.macs_sparse == projections / 2 + attention
+
+
+def test_recurrent_and_tied_weights():
+    lstm = nn.LSTM(16, 16)
+    nofm.sparsify_(lstm, "2:4")
+    cost = nofm.cost(lstm, (7, 1, 16))
+    assert (cost.macs, cost.macs_sparse) == (7 * 2 * 64 * 16, 7 * 64 * 16)
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.body, self.head = nn.Embedding(32, 16), nn.Linear(16, 16, bias=False), nn.Linear(16, 32, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, tokens):
+            return self.head(self.body(self.embed(tokens)))
+
+    model = Tied()
+    nofm.sparsify_(model, {"head": "2:4", "*": "1:4"})
+    cost = nofm.cost(model, torch.zeros(3, dtype=torch.long))
+    assert (cost.params, cost.params_sparse) == (512 + 256, 256 + 64)
+    assert cost.macs_sparse == 3 * (256 + 64)
+
+
+def test_the_model_is_left_alone():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 8))
+    nofm.sparsify_(model, "2:4")
+    before = model.state_dict()
+    x = torch.randn(2, 8)
+    expected = model.eval()(x)
+    nofm.cost(model.train(), (1, 8))
+    assert model.training
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert torch.equal(model.eval()(x), expected)

@@ -1,0 +1,52 @@
+"""The package as a newcomer meets it: what importing it costs, the README's code, the names it exports."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nofm
+
+ROOT = Path(__file__).parents[2]
+
+
+def modules_after(code: str) -> set[str]:
+    """The top-level packages in sys.modules after running `code` in a fresh interpreter."""
+    script = f"{code}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_nofm_brings_nothing_beyond_torch_and_safetensors():
+    brought = modules_after("import nofm") - modules_after("import torch, safetensors.torch") - set(sys.stdlib_module_names)
+    assert brought == {"nofm"}
+
+
+def test_the_readme_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks, "the README shows how to use nofm"
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "weights are N:M" in capsys.readouterr().out
+
+
+def test_the_readme_hooks_a_newcomer_in_its_first_lines():
+    first = "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
+    for needed in ("N:M", "SR-STE", "nofm.sparsify_", "nofm.attach", "|"):
+        assert needed in first
+
+
+def test_every_exported_name_exists_and_is_documented():
+    for name in nofm.__all__:
+        exported = getattr(nofm, name)
+        assert name == "__version__" or name == "METHODS" or exported.__doc__, name
+
+
+def test_doctests_of_the_public_functions():
+    for name in ("nofm.patterns", "nofm.masks", "nofm.analysis.cost"):
+        result = doctest.testmod(importlib.import_module(name))
+        assert result.attempted > 0
+        assert result.failed == 0

@@ -1,0 +1,118 @@
+"""verify on models, state dicts and files: what is N:M, what is not quite, and what was never pruned."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import nofm
+
+
+def folded(pattern: str = "2:4", **options) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.ConvTranspose2d(16, 8, 2), nn.Linear(32, 32), nn.Linear(32, 10))
+    nofm.sparsify_(model, pattern, **options)
+    nofm.fold_(model)
+    return model
+
+
+@pytest.mark.parametrize("pattern", ["1:2", "2:4", "1:4", "3:4", "4:8", "2:8", "1:16"])
+def test_finds_the_pattern_and_axis_of_a_folded_model(pattern):
+    report = nofm.verify(folded(pattern))
+    assert [str(report[name].pattern) for name in ("1.weight", "2.weight", "3.weight")] == [pattern] * 3
+    assert [report[name].axis for name in ("1.weight", "2.weight", "3.weight")] == [1, 0, 1]
+    assert [w.name for w in report.weights if w.all_ones] == ["0.weight", "4.weight"]
+    assert report.ok
+    assert "3 of 5 weights are N:M" in str(report)
+
+
+def test_a_sparsified_model_is_checked_by_what_its_layers_compute_with():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16))
+    nofm.sparsify_(model, {"0": "1:4", "1": "2:8"})
+    report = nofm.verify(model)
+    assert report.ok
+    assert {w.name: (str(w.pattern), w.groups, w.zeros) for w in report.weights if w.pattern} == {
+        "0.weight": ("1:4", 64, 0.75),
+        "1.weight": ("2:8", 32, 0.75),
+    }
+    assert "fold_ writes it in" in report["0.weight"].note
+    assert (model[0].weight != 0).all(), "verify must not change weights"
+
+
+def test_a_dense_method_is_told_apart():
+    layer = nn.Linear(8, 8)
+    nofm.sparsify_(layer, "2:4")
+    nofm.attach(nofm.Dense(), layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    report = nofm.verify(layer)
+    assert not report.ok
+    assert report["weight"].all_ones
+    assert report["weight"].violations == 16
+    assert "mask is all ones" in report["weight"].note
+
+
+def test_counts_violating_groups():
+    state = folded("2:4").state_dict()
+    state["3.weight"][0, :4] = 1.0
+    state["3.weight"][5, 8:12] = 1.0
+    report = nofm.verify(state, "2:4")
+    assert not report.ok
+    assert report["3.weight"].violations == 2
+    assert report["3.weight"].groups == 32 * 32 // 4
+    assert report["1.weight"].violations == 0
+
+
+def test_a_stricter_pattern_is_not_had():
+    report = nofm.verify(folded("2:4"), "1:4")
+    assert report["1.weight"].violations == report["1.weight"].groups
+    assert nofm.verify(folded("1:4"), "2:4")["1.weight"].ok, "1:4 is 2:4 as well"
+
+
+def test_flat_groups_are_found():
+    report = nofm.verify(folded("1:4", axis="flat"), "1:4")
+    assert (report["1.weight"].axis, report["1.weight"].violations) == ("flat", 0)
+
+
+def test_groups_on_the_wrong_axis_are_named():
+    weight = torch.randn(16, 16)
+    wrong = torch.where(nofm.mask(weight, "2:4", axis=0), weight, 0.0)
+    assert nofm.verify({"w": wrong}, "2:4")["w"].axis == 0
+    layer = nn.Linear(16, 16)
+    with torch.no_grad():
+        layer.weight.copy_(wrong)
+    report = nofm.verify(layer, "2:4")["weight"]
+    assert report.violations > 0, "of a linear layer the input axis is known: groups along the outputs do not count"
+
+
+def test_zeros_without_a_pattern():
+    weight = torch.randn(4, 6)
+    weight[0, 0] = 0.0
+    weight[1] = torch.randn(6)
+    report = nofm.verify({"w": weight[:, :5]})["w"]
+    assert report.pattern is None
+    assert "no N:M pattern" in report.note
+
+
+def test_safetensors_files(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(folded("1:4").state_dict(), path)
+    report = nofm.verify(path, None)
+    assert report.ok
+    assert str(report["3.weight"].pattern) == "1:4"
+    assert nofm.verify(str(path))["3.weight"] == report["3.weight"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x04.", b"\xff" * 16, b"PK\x03\x04" + b"\0" * 60], ids=["empty", "pickle", "bomb-header", "zip"]
+)
+def test_refuses_what_is_no_safetensors_file(tmp_path, content):
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    with pytest.raises(nofm.NofmError, match=r"model\.pt: not a readable safetensors file"):
+        nofm.verify(path)
+
+
+def test_names_a_missing_file(tmp_path):
+    with pytest.raises(nofm.NofmError, match=r"nothing\.safetensors: no such file"):
+        nofm.verify(tmp_path / "nothing.safetensors")
