@@ -1,51 +1,32 @@
 """nofm: keep N of every M. Train, measure and ship N:M sparse networks in PyTorch.
 
-nofm.sparsify_(model, "2:4")                            # in place, same state_dict keys
-nofm.attach(nofm.SRSTE(decay=2e-4), model, optimizer)
-...                                                     # your own training loop
-nofm.fold_(model)                                       # zeros written in, plain modules back
+    nofm.sparsify_(model, "2:4")                            # in place, same state_dict keys
+    nofm.attach(nofm.SRSTE(decay=2e-4), model, optimizer)
+    ...                                                     # your own training loop
+    nofm.fold_(model)                                       # zeros written in, plain modules back
+
+The public names are gathered in `_names` and loaded, with torch, when one is first asked for: the command line lives in this
+package too, and prints its help before that.
 """
 
-from .analysis import SAD, Cost, Divergence, Verification, cost, sad_of_forwards, verify
-from .errors import LayerError, MaskDivergenceError, NofmError, NonFiniteWeightError, OptimizerError, PatternError
-from .layers import register_layer, sites
-from .masks import mask
-from .methods import ASP, METHODS, SRSTE, STE, Dense, Handle, Method, attach
-from .patterns import Pattern
-from .sparsify import densify_, fold_, sparsify_
-from .summary import Summary, summary
-from .version import __version__
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "ASP",
-    "METHODS",
-    "SAD",
-    "SRSTE",
-    "STE",
-    "Cost",
-    "Dense",
-    "Divergence",
-    "Handle",
-    "LayerError",
-    "MaskDivergenceError",
-    "Method",
-    "NofmError",
-    "NonFiniteWeightError",
-    "OptimizerError",
-    "Pattern",
-    "PatternError",
-    "Summary",
-    "Verification",
-    "__version__",
-    "attach",
-    "cost",
-    "densify_",
-    "fold_",
-    "mask",
-    "register_layer",
-    "sad_of_forwards",
-    "sites",
-    "sparsify_",
-    "summary",
-    "verify",
-]
+if TYPE_CHECKING:
+    from ._names import *  # noqa: F403
+    from ._names import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("_") and name not in ("__all__", "__version__"):
+            raise AttributeError(f"module 'nofm' has no attribute {name!r}")
+        if find_spec(f"nofm.{name}") is not None:  # a room, which must not wait for the names: they are gathered from it
+            return import_module(f"nofm.{name}")
+        names = import_module("nofm._names")
+        if not hasattr(names, name):
+            raise AttributeError(f"module 'nofm' has no attribute {name!r}")
+        return getattr(names, name)
+
+    def __dir__() -> list[str]:
+        return sorted(import_module("nofm._names").__all__)

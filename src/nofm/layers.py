@@ -24,6 +24,7 @@ from torch.nn.utils import parametrize
 
 from . import readers, shards, ste
 from .errors import LayerError
+from .kernels import ops
 from .kinds import KnownWeight, known_weights, register_layer
 from .masks import Grouping
 
@@ -31,6 +32,8 @@ __all__ = [
     "KnownWeight",
     "Site",
     "SparseModule",
+    "autocast_type",
+    "casts",
     "dense_class",
     "known_weights",
     "layer_name",
@@ -40,6 +43,7 @@ __all__ = [
     "restore_class_",
     "sites",
     "swap_readers_",
+    "unit_of",
 ]
 
 
@@ -99,7 +103,7 @@ class Site:
         """The mask of this process's part of the weight as it is now: of the stored mask, or else the N largest of every M."""
         if self.stored_mask is not None:
             return shards.part_of(self.stored_mask, self.weight)
-        return self.grouping.mask(shards.local(self.weight))
+        return ops.mask(shards.local(self.weight), self.grouping)
 
     def seen(self) -> Tensor:
         """What the layer computes with, as this process's part of it."""
@@ -152,19 +156,36 @@ class SparseModule(nn.Module):
     _nofm_reads: tuple[str, ...]  # the names of the modules below whose weights this one reads
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if _in_place(self):  # an enclosing unit has seen to it, or the layer calls itself
+        # Everything that changes a module is in this one function: where the compiler gives up on it, at a graph break inside the
+        # layer, it then runs as plain Python, and is not compiled piece by piece. The compiler cannot trace the number of a thread.
+        compiling = torch.compiler.is_compiling()
+        thread = 0 if compiling else threading.get_ident()
+        if not compiling and self.__dict__.get("_nofm_ready") == thread:  # `bulk` has all masked weights of the model in place
             return super().forward(*args, **kwargs)
         shown: list[SparseModule] = []
         try:
-            for module in _unit(self):
-                if not _in_place(module):
-                    _claim(module)
-                    shown.append(module)
-                    _show_masked(module)
+            for module in unit_of(self):
+                owner = module.__dict__.get("_nofm_thread")
+                if owner is not None and (owner == thread or compiling):
+                    continue  # an enclosing unit has the masked weights in place, or the layer calls itself
+                if module.__dict__.setdefault("_nofm_thread", thread) != thread:  # one step, so that two threads cannot both pass
+                    raise LayerError(
+                        f"{type(module).__name__} is in forward in another thread, which would take its masked weights away; "
+                        "give each thread a copy, or fold_ the model"
+                    )
+                shown.append(module)
+                masked = _masked(module)
+                module.__dict__["_nofm_hidden"] = {name: module.__dict__.get(name) for name in masked}
+                module.__dict__.update(masked)  # hides the parameters of these names
             return super().forward(*args, **kwargs)
         finally:
             for module in shown:
-                _show_stored(module)
+                for name, before in module.__dict__.pop("_nofm_hidden", {}).items():
+                    if before is None:
+                        del module.__dict__[name]
+                    else:
+                        module.__dict__[name] = before
+                del module.__dict__["_nofm_thread"]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -186,12 +207,12 @@ class SparseModule(nn.Module):
 
 
 @_memoize
-def _sparse_class(dense_class: type[Any]) -> type[SparseModule]:
-    return type(f"Sparse{dense_class.__name__}", (SparseModule, dense_class), {"__module__": dense_class.__module__})
+def _sparse_class(plain: type[Any]) -> type[SparseModule]:
+    return type(f"Sparse{plain.__name__}", (SparseModule, plain), {"__module__": plain.__module__})
 
 
-def _rebuild(dense_class: type[nn.Module]) -> nn.Module:
-    module: nn.Module = nn.Module.__new__(_sparse_class(dense_class))
+def _rebuild(plain: type[nn.Module]) -> nn.Module:
+    module: nn.Module = nn.Module.__new__(_sparse_class(plain))
     return module
 
 
@@ -239,29 +260,15 @@ def dense_class(cls: type[Any]) -> type[Any]:
 # ---- during forward ----
 
 
-def _unit(module: SparseModule) -> list[SparseModule]:
+def unit_of(module: SparseModule) -> list[SparseModule]:
     """`module` and the sparse modules below it whose weights it reads itself."""
     read = [module.get_submodule(name) for name in module._nofm_reads]
     return [module, *(child for child in read if isinstance(child, SparseModule))]
 
 
-def _in_place(module: SparseModule) -> bool:
-    """Whether the masked weights of `module` are in place, put there by this thread."""
-    owner = module.__dict__.get("_nofm_thread")
-    # The compiler cannot trace the number of a thread. What it traces here runs inside a forward that has it checked.
-    return owner is not None and (torch.compiler.is_compiling() or owner == threading.get_ident())
-
-
-def _claim(module: SparseModule) -> None:
-    """Take `module` for this thread, or raise if another one has it: it would take its masked weights away in mid-forward."""
-    thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
-    if module.__dict__.setdefault("_nofm_thread", thread) != thread:  # one step, so two threads cannot both succeed
-        raise LayerError(f"{type(module).__name__} is in forward in another thread; give each thread a copy, or fold_ the model")
-
-
-def _show_masked(module: SparseModule) -> None:
-    """Hide each stored weight behind its masked one."""
-    hidden: dict[str, Any] = {}
+def _masked(module: SparseModule) -> dict[str, Any]:
+    """The attributes of `module` that its forward is to see instead of the stored ones."""
+    masked: dict[str, Any] = {}
     for param, sparse in module._nofm.items():
         if parametrize.is_parametrized(module, param):
             raise LayerError(
@@ -269,11 +276,32 @@ def _show_masked(module: SparseModule) -> None:
                 "(the layer then stays dense), or not at all"
             )
         weight = getattr(module, param)
-        hidden[param] = _laid_out_like(weight, sparse.lens(weight, sparse.grouping, _stored_mask(module, param)))
+        if sparse.lens is ste.straight_through:
+            seen = ste.straight_through(weight, sparse.grouping, None, autocast_type(module, weight))
+        else:
+            seen = sparse.lens(weight, sparse.grouping, _stored_mask(module, param))
+        masked[param] = _laid_out_like(weight, seen)
     if isinstance(module, nn.RNNBase):  # reads this list instead of its attributes
-        hidden["_flat_weights"] = [hidden.get(name, getattr(module, name)) for name in module._flat_weights_names]
-    module.__dict__["_nofm_hidden"] = {name: module.__dict__.get(name) for name in hidden}
-    module.__dict__.update(hidden)
+        masked["_flat_weights"] = [masked.get(name, getattr(module, name)) for name in module._flat_weights_names]
+    return masked
+
+
+# Their own forward does nothing with a weight but multiply by it, which autocast does in a smaller type.
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CASTING = frozenset(kind.forward for kind in (nn.Linear, *_CONVOLUTIONS, nn.MultiheadAttention))
+
+
+def autocast_type(module: SparseModule, weight: Tensor) -> torch.dtype | None:
+    """The type that autocast is going to cast `weight` to inside the layer's forward, or None."""
+    device = weight.device.type
+    if weight.dtype != torch.float32 or device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device) if casts(module) else None
+
+
+def casts(module: SparseModule) -> bool:
+    """Whether autocast casts this layer's weight, whole and unchanged, before anything else is done with it."""
+    return dense_class(type(module)).forward in _CASTING
 
 
 def _laid_out_like(weight: Tensor, seen: Tensor) -> Tensor:
@@ -283,13 +311,3 @@ def _laid_out_like(weight: Tensor, seen: Tensor) -> Tensor:
     outer_first = sorted(range(weight.dim()), key=weight.stride, reverse=True)
     copied = seen.permute(outer_first).clone(memory_format=torch.contiguous_format)  # sets strides of axes of size 1 as well
     return copied.permute([outer_first.index(axis) for axis in range(weight.dim())])
-
-
-def _show_stored(module: SparseModule) -> None:
-    """Undo `_show_masked`, and give `module` free."""
-    for name, before in module.__dict__.pop("_nofm_hidden", {}).items():
-        if before is None:
-            del module.__dict__[name]
-        else:
-            module.__dict__[name] = before
-    del module.__dict__["_nofm_thread"]

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from . import shards
+from . import bulk, shards
 from .choose import Choice, Preset, Rules, find_candidates, parse_rules, share_ties
 from .errors import LayerError
 from .layers import (
@@ -25,7 +25,7 @@ from .layers import (
     swap_readers_,
 )
 from .masks import check_finite
-from .summary import Summary, forget_reasons, remember_reason, summary
+from .overview import Summary, forget_reasons, remember_reason, summary
 
 __all__ = ["Preset", "Rules", "densify_", "fold_", "sparsify_", "unwrap"]
 
@@ -84,6 +84,7 @@ def sparsify_(
         else:
             remember_reason(c.module, c.known.param, c.reason)
     swap_readers_(model)
+    bulk.hang_on_(model)
     return summary(model)
 
 
@@ -91,8 +92,10 @@ def sparsify_(
 def fold_(model: nn.Module) -> nn.Module:
     """Write the zeros in: every weight becomes what its layer computes with, every layer a plain module again."""
     model = unwrap(model)
+    shards.reshard_(model)
     found = list(sites(model))
     for site in found:
+        shards.check_groups_whole(site.name, site.weight, site.grouping)
         check_finite(shards.local(site.weight), site.key)
     for site in found:
         shards.local(site.weight).copy_(site.seen())
@@ -107,6 +110,7 @@ def densify_(model: nn.Module) -> nn.Module:
         raise LayerError(f"this {type(model).__name__} has no sparse layer; sparsify_ comes first")
     for module in swapped:
         restore_class_(module)
+    bulk.take_off_(model)
     forget_reasons(model)
     return model
 

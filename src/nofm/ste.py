@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from . import shards
+from .kernels.ops import compiled_masked, masked
+from .kernels.select import is_traced
 from .masks import Grouping
 
 __all__ = ["Lens", "RefinedBackward", "Refinement", "dense", "frozen", "refinement", "select", "straight_through"]
@@ -37,10 +39,20 @@ def dense(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
     return weight
 
 
-def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
-    """The N:M weight S(W) with the gradient passed straight through to all of W (Eq. 2 and 3)."""
-    result: Tensor = _StraightThrough.apply(weight, shards.mask(weight, grouping))
-    return result
+def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """The N:M weight S(W) with the gradient passed straight through to all of W (Eq. 2 and 3).
+
+    `dtype` is the type that the layer is going to cast its weight to anyhow, under autocast: the mask is that of the stored
+    weight, and mask and cast are one pass over it.
+    """
+    dtype = dtype or weight.dtype
+    if not is_traced(weight):
+        result: Tensor = _MaskedStraightThrough.apply(weight, grouping, dtype)
+        return result
+    if torch.compiler.is_compiling() and (compiled := compiled_masked(weight, grouping, dtype)) is not None:
+        return compiled
+    selected: Tensor = _StraightThrough.apply(weight, shards.mask(weight, grouping))
+    return selected.to(dtype)
 
 
 def frozen(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
@@ -87,7 +99,22 @@ def refinement(weight: Tensor, mask: Tensor, refine: Refinement, grad: Tensor, l
     return select(term, ~mask)
 
 
+class _MaskedStraightThrough(torch.autograd.Function):
+    """By the fast kernels; they make masked weights without making masks."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, grouping: Grouping, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = weight.dtype
+        return masked(weight, grouping, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.to(ctx.dtype), None, None
+
+
 class _StraightThrough(torch.autograd.Function):
+    """By plain operations, for the compiler and other tracers."""
+
     generate_vmap_rule = True
 
     @staticmethod

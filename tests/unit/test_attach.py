@@ -165,6 +165,15 @@ def attach_twice(model):
     nofm.attach(SRSTE, model, torch.optim.SGD(model.parameters()))
 
 
+def attach_to_a_weight_tied_to_an_attached_one(model):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    nofm.sparsify_(model, "2:4", preset="all")
+    optimizer = torch.optim.SGD(model.parameters())
+    nofm.attach(SRSTE, model, optimizer)
+    nofm.attach(SRSTE, model[1], optimizer)
+
+
 REFUSED = {
     "owns none": (lambda m: nofm.attach(SRSTE, m, torch.optim.SGD(nn.Linear(2, 2).parameters())), "this SGD owns no sparse weight"),
     "owns a part": (lambda m: nofm.attach(SRSTE, m, torch.optim.SGD(m[0].parameters())), r"no optimizer given to attach owns 1\.weight"),
@@ -181,6 +190,7 @@ REFUSED = {
     "no optimizer": (lambda m: nofm.attach(SRSTE, m, [m]), "attach needs torch optimizers, got Sequential"),
     "not sparse": (lambda m: nofm.attach(SRSTE, p := nn.Linear(4, 4), torch.optim.SGD(p.parameters())), "call sparsify_ before attach"),
     "attached already": (attach_twice, r"0 has a method attached already; call detach\(\)"),
+    "attached already, tied": (attach_to_a_weight_tied_to_an_attached_one, "weight has a method attached already"),
 }
 
 

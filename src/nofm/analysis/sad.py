@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,8 +20,10 @@ from torch.optim import Optimizer
 
 from .. import shards, ste
 from ..errors import NofmError
-from ..layers import Site, sites
-from ..masks import differing, pack
+from ..kernels.multi import Fleet, axis_stride, bits_bytes, bits_lane, unpack_bits
+from ..kernels.select import Path, choose, forced_path
+from ..layers import Site, SparseModule, sites
+from ..masks import Grouping, differing, pack
 from ..sparsify import unwrap
 
 __all__ = ["SAD", "Divergence", "sad_of_forwards"]
@@ -40,11 +42,89 @@ class Divergence(dict[str, int]):
 
 
 @dataclass(frozen=True, slots=True)
+class _Order:
+    """In which order the bits of a mask lie: that of the flattened index, or (`lane` > 0) that in which a kernel walks the weight."""
+
+    shape: torch.Size
+    strides: tuple[int, ...] = ()
+    stride: int = 0
+    lane: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Bits:
+    """A mask, one bit a weight."""
+
+    data: Tensor
+    order: _Order
+
+    def is_beside(self, order: _Order, device: torch.device) -> bool:
+        return self.order == order and self.data.device == device
+
+    def in_index_order(self) -> Tensor:
+        order = self.order
+        return pack(unpack_bits(self.data, order.lane, order.shape, order.strides, order.stride)) if order.lane else self.data
+
+    def differing(self, other: _Bits) -> Tensor:
+        if self.order == other.order:
+            return differing(self.data, other.data)
+        return differing(self.in_index_order(), other.in_index_order())
+
+
+@dataclass(frozen=True, slots=True)
 class _Record:
     step: int
-    masks: dict[str, Tensor] | None  # packed; None once dropped
-    changed: dict[str, Tensor]  # since the record before: 0-d counts, on their device
-    kept: dict[str, int]
+    masks: dict[str, _Bits] | None  # None once dropped
+    changed: list[tuple[list[str], Tensor]]  # since the record before: names and their counts, on their device
+
+    def counts(self) -> dict[str, Tensor]:
+        return {name: count for names, counts in self.changed for name, count in zip(names, counts.unbind(), strict=True)}
+
+
+@dataclass(slots=True)
+class _Fleet:
+    """The weights whose bits one kernel writes together, what must not have changed for that, and where their bits go."""
+
+    sites: list[Site]
+    weights: list[Tensor]
+    groupings: list[Grouping]
+    orders: list[_Order]
+    edges: list[int]  # where in one buffer the bits of each begin, and the end
+    forced: Path | None
+    launches: Fleet = field(default_factory=Fleet)
+
+    @staticmethod
+    def of(found: list[Site]) -> _Fleet:
+        fleet = _Fleet([], [], [], [], [0], forced_path())
+        for site in found:
+            weight, grouping = site.weight, site.grouping
+            size = bits_bytes(weight, grouping) if site.stored_mask is None and choose(weight, grouping) == "triton" else None
+            if size is not None:
+                fleet.sites.append(site)
+                fleet.weights.append(weight)
+                fleet.groupings.append(grouping)
+                fleet.orders.append(_Order(weight.shape, weight.stride(), axis_stride(weight, grouping) or 0, bits_lane(grouping)))
+                fleet.edges.append(fleet.edges[-1] + -(-size // 16) * 16)
+        return fleet
+
+    def holds(self) -> bool:
+        if self.forced != forced_path():
+            return False
+        for site, weight, order in zip(self.sites, self.weights, self.orders, strict=True):
+            if site.module._parameters.get(site.param) is not weight or weight.stride() != order.strides or site.stored_mask is not None:
+                return False
+        return True
+
+    def look(self, before: Mapping[str, _Bits]) -> tuple[dict[str, _Bits], list[tuple[list[str], Tensor]]]:
+        """The masks as they are now, and what changed where the bits before lie in the same order on the same device."""
+        device = self.weights[0].device
+        buffer = torch.empty(self.edges[-1], dtype=torch.uint8, device=device)
+        bits = [buffer[begin : begin + order.shape.numel() // 8] for begin, order in zip(self.edges, self.orders, strict=False)]
+        names = [site.name for site in self.sites]
+        beside = all(name in before and before[name].is_beside(order, device) for name, order in zip(names, self.orders, strict=True))
+        counts = self.launches.bits_into(self.weights, self.groupings, bits, [before[name].data for name in names] if beside else None)
+        masks = {name: _Bits(data, order) for name, data, order in zip(names, bits, self.orders, strict=True)}
+        return masks, [(names, counts)] if beside else []
 
 
 class SAD:
@@ -64,6 +144,8 @@ class SAD:
     def __init__(self, model: nn.Module, keep: int | None = None, device: torch.device | str | None = None) -> None:
         self._model, self._keep, self._device = unwrap(model), keep, device
         self._records: list[_Record] = []
+        self._sites: list[Site] = []
+        self._fleet: _Fleet | None = None
         if keep is not None and keep < 1:
             raise NofmError(f"keep={keep} holds no mask; give at least 1, or None for all")
         if not list(sites(self._model)):
@@ -74,16 +156,30 @@ class SAD:
         last = self._records[-1] if self._records else None
         if last is not None and step <= last.step:
             raise NofmError(f"step {step} is recorded after step {last.step}; steps must grow")
-        found = list(sites(self._model))
         with torch.no_grad():
-            masks = {site.name: pack(site.mask()).to(self._device, non_blocking=True) for site in found}
-            before = last.masks if last is not None and last.masks is not None else {}
-            changed = {name: differing(before[name], packed) for name, packed in masks.items() if name in before}
-        kept = {site.name: site.grouping.kept(site.weight.shape) for site in found}
-        self._records.append(_Record(step, masks, changed, kept))
+            masks, changed = self._look(last.masks if last is not None and last.masks is not None else {})
+        self._records.append(_Record(step, masks, changed))
         if self._keep is not None and len(self._records) > self._keep:
             old = self._records[-self._keep - 1]
-            self._records[-self._keep - 1] = _Record(old.step, None, old.changed, old.kept)
+            self._records[-self._keep - 1] = _Record(old.step, None, old.changed)
+
+    def _look(self, before: Mapping[str, _Bits]) -> tuple[dict[str, _Bits], list[tuple[list[str], Tensor]]]:
+        """The masks as they are now and what changed since `before`: on a GPU in one launch for all weights."""
+        if self._fleet is None or not self._fleet.holds() or not all(isinstance(site.module, SparseModule) for site in self._sites):
+            self._sites = list(sites(self._model))
+            self._fleet = _Fleet.of(self._sites)
+        masks, changed = self._fleet.look(before) if self._fleet.sites else ({}, [])
+        for site in self._sites if len(masks) < len(self._sites) else ():
+            if site.name not in masks:
+                mask = site.mask()
+                masks[site.name] = _Bits(pack(mask), _Order(mask.shape))
+        if self._device is not None:
+            masks = {name: _Bits(bits.data.to(self._device), bits.order) for name, bits in masks.items()}
+        counted = {name for names, _ in changed for name in names}
+        rest = [name for name in masks if name in before and name not in counted]
+        if rest:
+            changed = [*changed, *(([name], masks[name].differing(before[name]).reshape(1)) for name in rest)]
+        return masks, changed
 
     @property
     def steps(self) -> list[int]:
@@ -92,6 +188,9 @@ class SAD:
 
     def packed(self, step: int) -> dict[str, Tensor]:
         """The masks of a step by layer, as bytes of eight weights each (`nofm.masks.unpack` undoes it)."""
+        return {name: bits.in_index_order() for name, bits in self._held(step).items()}
+
+    def _held(self, step: int) -> dict[str, _Bits]:
         held = {record.step: record.masks for record in self._records if record.masks is not None}
         if step not in held:
             steps = ", ".join(map(str, list(held)[:8])) + (", ..." if len(held) > 8 else "")
@@ -101,14 +200,14 @@ class SAD:
 
     def between(self, i: int, j: int) -> Divergence:
         """SAD_{i:j} of every layer, between two recorded steps."""
-        masks_i, masks_j = self.packed(i), self.packed(j)
-        return self._divergence({name: differing(masks_i[name], masks_j[name]) for name in masks_i})
+        masks_i, masks_j = self._held(i), self._held(j)
+        return self._divergence({name: masks_i[name].differing(masks_j[name]) for name in masks_i})
 
     def flip_rate(self) -> dict[int, float]:
         """For each recorded step but the first: the share of sparse weights that changed, per step since the record before."""
         rates = {}
         for before, record in zip(self._records, self._records[1:], strict=False):
-            divergence = self._divergence(record.changed)
+            divergence = self._divergence(record.counts())
             rates[record.step] = divergence.total / divergence.weights / (record.step - before.step)
         return rates
 
@@ -124,9 +223,9 @@ class SAD:
             raise NofmError("a lifetime needs at least two recorded steps")
         left: dict[str, float] = {}
         for record in self._records[1:]:
-            for name, count in self._divergence(record.changed).items():
+            for name, count in self._divergence(record.counts()).items():
                 left[name] = left.get(name, 0) + count / 2
-        kept = self._records[-1].kept
+        kept = {site.name: site.grouping.kept(site.weight.shape) for site in sites(self._model)}
         return {name: kept[name] * watched / departures if departures else float("inf") for name, departures in left.items()}
 
     def _divergence(self, counts: Mapping[str, Tensor]) -> Divergence:

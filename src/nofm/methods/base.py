@@ -19,6 +19,8 @@ from torch.optim import LBFGS, Optimizer
 
 from .. import shards, ste
 from ..errors import OptimizerError
+from ..kernels import ops
+from ..kernels.multi import Fleet
 from ..layers import Site, SparseModule, sites
 from ..masks import check_finite, pack, unpack
 from ..sparsify import unwrap
@@ -63,7 +65,7 @@ class OwnedWeight:
     def mask(self) -> Tensor:
         # Not the site's own mask: FSDP2 may show the layer a gathered copy at this moment.
         stored = self.site.stored_mask
-        return self.site.grouping.mask(self.weight) if stored is None else shards.part_of(stored, self.param)
+        return ops.mask(self.weight, self.site.grouping) if stored is None else shards.part_of(stored, self.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Step:
     resting: Sequence[OwnedWeight]  # those without, which it leaves alone
     grad_scale: Tensor | None = None  # gradients are this many times too large: the optimizer divides inside its own step
     carried: dict[str, Tensor] = field(default_factory=dict)  # what a method keeps from the first moment for the second, by key
+    fleet: Fleet = field(default_factory=Fleet)  # launches over many weights, kept from step to step
 
 
 class Handle:
@@ -96,7 +99,7 @@ class Handle:
 
     def _begin(self, site: Site) -> None:
         self.method.begin(site)
-        _ATTACHED.add(site.module)
+        _ATTACHED.update(module for module, _ in site.users)
         if site.stored_mask is not None and site.lens is not ste.frozen:
             raise OptimizerError(
                 f"{site.name} has a frozen mask, which {type(self.method).__name__} would pass by; "
@@ -113,7 +116,7 @@ class Handle:
         for driver in self._drivers:
             driver.remove()
         for site, lens in self._lenses:
-            _ATTACHED.discard(site.module)
+            _ATTACHED.difference_update(module for module, _ in site.users)
             if isinstance(site.module, SparseModule):
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
         self._lenses = []  # a second detach must not take a later method's lenses away
@@ -209,6 +212,7 @@ class _Driver:
         self.follow = [(site, site.weight) for site in follow]
         self.current: Step | None = None
         self.watch = FiniteWatch()
+        self.fleet = Fleet()
         self.hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def remove(self) -> None:
@@ -262,11 +266,13 @@ class _Driver:
                 raise OptimizerError(f"{site.key} trains but is not in the optimizer that it was attached with; detach() and attach again")
             else:
                 resting.append(OwnedWeight(site, param, 0.0, True))
-        return Step(self.number + 1, weights, resting, getattr(self.optimizer, "grad_scale", None))
+        return Step(self.number + 1, weights, resting, getattr(self.optimizer, "grad_scale", None), fleet=self.fleet)
 
 
 def _check_still_trained(site: Site, param: nn.Parameter) -> None:
     """Raise if a layer computes with another parameter than the one that the optimizer moves."""
+    if site.module._parameters.get(site.param) is param and isinstance(site.module, SparseModule):
+        return
     if not isinstance(site.module, SparseModule):
         raise OptimizerError(f"{site.name} is a plain module again (fold_, densify_) while a method is attached; call detach() first")
     if site.weight is not param and not shards.gathers(site.weight, param):

@@ -28,20 +28,27 @@ class FiniteWatch:
 
     def look(self, step: int, named: _Named) -> None:
         """Look at the weights as they are after `step`."""
-        weights = [weight for _, weight in named if weight.numel()]
-        if not weights or weights[0].device.type == "meta":
-            return
-        largest = torch.nn.utils.get_total_norm(weights, norm_type=math.inf)
-        if not largest.is_cuda:
-            self._check(largest, step, named)
-        elif not torch.cuda.is_current_stream_capturing():
-            on_host = torch.empty((), dtype=largest.dtype, pin_memory=True).copy_(largest, non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-            self._arriving.append((step, on_host, arrived))
-            while self._arriving and self._arriving[0][2].query():
-                then, value, _ = self._arriving.popleft()
-                self._check(value, then, named)
+        together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for _, weight in named:
+            if weight.numel():
+                together.setdefault((weight.device, weight.dtype), []).append(weight)
+        for (device, _), weights in together.items():
+            if device.type == "meta" or hasattr(weights[0], "fake_mode"):
+                continue
+            largest = torch.stack(torch._foreach_norm(weights, math.inf)).amax()
+            if device.type != "cuda":
+                self._check(largest, step, named)
+            elif not torch.cuda.is_current_stream_capturing():
+                self._send(largest, step)
+        while self._arriving and self._arriving[0][2].query():
+            then, value, _ = self._arriving.popleft()
+            self._check(value, then, named)
+
+    def _send(self, largest: Tensor, step: int) -> None:
+        on_host = torch.empty((), dtype=largest.dtype, pin_memory=True).copy_(largest, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        self._arriving.append((step, on_host, arrived))
 
     @staticmethod
     def _check(largest: Tensor, step: int, named: _Named) -> None:

@@ -7,12 +7,14 @@ back: the mask settles (lower SAD) and the straight-through gradient is wrong le
 
 The term is added once for each step that the optimizer takes, after the gradient has been reduced, accumulated and unscaled, so
 `decay` means the same on one GPU and on eight, in fp32 and under a loss scale, and for a layer that a forward uses twelve times.
-It is added after gradient clipping, which happens before the step, and is not clipped itself.
+It is added after gradient clipping, which happens before the step, and is not clipped itself. `.grad` holds it after the step: a
+loop that steps twice without zeroing gradients in between has the first step's term in the second too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from .. import ste
 from ..errors import OptimizerError
+from ..kernels import ops
 from ..layers import Site
 from .base import Method, OwnedWeight, Step
 
@@ -61,13 +64,25 @@ class SRSTE(Method):
     def before_step(self, step: Step) -> None:
         if self.placement == "backward" or self.decay == 0:
             return
-        for owned in step.weights:
+        for owned in step.weights if self.placement == "decoupled" else self._by_kernels(step):
             term = self._term(owned, step.grad_scale)
             if self.placement == "decoupled":
                 step.carried[owned.site.key] = term * owned.lr
             else:
                 scaled = term if step.grad_scale is None else term * step.grad_scale
-                owned.grad.add_(scaled, alpha=self.decay if owned.descends else -self.decay)
+                owned.grad.add_(scaled, alpha=self._factor(owned))
+
+    def _factor(self, owned: OwnedWeight) -> float:
+        return self.decay if owned.descends else -self.decay
+
+    def _by_kernels(self, step: Step) -> Sequence[OwnedWeight]:
+        """Add the term to all gradients that a kernel serves, in one pass over weights and gradients; returns the others."""
+        if self.refine == "gradient":
+            return step.weights
+        weights, grads = [owned.weight for owned in step.weights], [owned.grad for owned in step.weights]
+        groupings, factors = [owned.site.grouping for owned in step.weights], [self._factor(owned) for owned in step.weights]
+        rest = ops.refine_all_(step.fleet, weights, groupings, grads, factors, step.grad_scale, sign=self.refine == "sign")
+        return [step.weights[i] for i in rest]
 
     def after_step(self, step: Step) -> None:
         for owned in step.weights:

@@ -1,0 +1,1 @@
+"""The command line. Nothing here imports torch before the arguments have been read and found right."""

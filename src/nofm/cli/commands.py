@@ -1,0 +1,160 @@
+"""The commands beside `nofm train`. Their signatures and docstrings are the help text; each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from ..engine.config import ConfigError
+from ..engine.resolve import near
+
+__all__ = ["analyse", "check", "completion", "cost", "recipes", "report"]
+
+
+def recipes(glob: Positional[str] = "*") -> int:
+    """List the recipes that match a glob, such as "cifar10/*".
+
+    Args:
+        glob: Which ones.
+    """
+    from ..recipes import RECIPES, describe, listed
+
+    found = listed(glob)
+    if not found:
+        raise ConfigError(f"{glob!r} matches no recipe; there are {', '.join(RECIPES)}{near(glob, RECIPES)}")
+    for name in found:
+        print(f"{name:20} {describe(name)}")
+    return 0
+
+
+def report(runs: Positional[tuple[Path, ...]], out: Path = Path("report.html")) -> int:
+    """Make one self-contained HTML page of one or more runs.
+
+    Args:
+        runs: Run folders.
+        out: The page to write.
+    """
+    if not runs:
+        raise ConfigError("report: give at least one run folder")
+    for run in runs:
+        _check_run(run)
+    from ..report import write_report
+
+    print(write_report(list(runs), out))
+    return 0
+
+
+def _check_run(run: Path) -> None:
+    if not (run / "run.json").is_file():
+        siblings = [str(p.parent) for p in run.parent.glob("*/run.json")] if run.parent.is_dir() else []
+        raise ConfigError(f"{run}: no run folder (it has no run.json){near(str(run), siblings)}")
+
+
+def check(file: Positional[Path], pattern: str | None = None) -> int:
+    """Is a safetensors file really N:M? Exit code 1 if not.
+
+    Args:
+        file: The safetensors file.
+        pattern: Check every weight against this N:M, instead of finding the pattern of each.
+    """
+    from .. import verify
+
+    found = verify(file, pattern)
+    print(found)
+    return 0 if found.ok else 1
+
+
+def analyse(run: Positional[Path], steps: tuple[int, int] | None = None) -> int:
+    """SAD between two steps of a run whose masks were saved, layer by layer: how many weights changed between kept and pruned.
+
+    Args:
+        run: A run folder.
+        steps: The two steps; the first and the last where nothing is said.
+    """
+    _check_run(run)
+    files = {int(m[1]): p for p in sorted((run / "masks").glob("*.safetensors")) if (m := re.fullmatch(r"step-(\d+)\.safetensors", p.name))}
+    if not files:
+        raise ConfigError(f"{run}: no masks are saved there yet")
+    first, last = steps or (min(files), max(files))
+    for step in (first, last):
+        if step not in files:
+            raise ConfigError(f"--steps {step}: no masks of that step; there are {', '.join(map(str, files))}")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from ..masks import differing
+
+    try:
+        before, after = load_file(files[first]), load_file(files[last])
+    except SafetensorError as error:
+        raise ConfigError(f"{run}/masks: not readable ({error})") from None
+    sizes = _mask_sizes(files[last])
+    print(f"SAD between step {first} and step {last}: weights that changed between kept and pruned")
+    total = 0
+    for layer, bits in after.items():
+        changed = int(differing(before[layer], bits))
+        total += changed
+        print(f"{layer:40} {changed:>12,}  {changed / sizes[layer]:8.3%}")
+    print(f"{'all':40} {total:>12,}  {total / sum(sizes.values()):8.3%}")
+    return 0
+
+
+def _mask_sizes(path: Path) -> dict[str, int]:
+    import json
+    import math
+
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        shapes = json.loads(file.metadata()["shapes"])
+    return {layer: math.prod(shape) for layer, shape in shapes.items()}
+
+
+def cost(
+    model: Positional[str],
+    pattern: str | None = None,
+    preset: Literal["default", "paper", "asp", "all"] = "default",
+    input: Annotated[tuple[int, ...], arg(metavar="C H W")] = (3, 224, 224),
+) -> int:
+    """Parameters and multiply-adds of a model, dense and sparse.
+
+    Args:
+        model: torchvision/NAME, timm/NAME, or one of nofm's own (cnn, cifar/resnet20, ...).
+        pattern: N:M; dense where nothing is said.
+        preset: Which layers stay dense by custom.
+        input: Channels, height and width of an image.
+    """
+    from ..engine.validate import MODEL_PREFIXES, OWN_MODELS
+
+    if len(input) != 3 or min(input) < 1:
+        raise ConfigError(f"--input {' '.join(map(str, input))}: must be three sizes above 0: channels, height, width")
+    if model not in OWN_MODELS and not model.startswith(MODEL_PREFIXES):
+        hint = near(model, [f"torchvision/{model}"])
+        raise ConfigError(f"{model!r} is no model; write torchvision/NAME, timm/NAME or one of {', '.join(OWN_MODELS)}{hint}")
+    import torch
+
+    from .. import cost as count
+    from .. import sparsify_
+    from ..tasks.models import build_model
+
+    with torch.device("meta"):
+        network = build_model(model, 1000 if model not in OWN_MODELS else 10, input[0])
+        if pattern is not None:
+            sparsify_(network, pattern, preset=preset)
+        print(count(network, (1, *input)))
+    return 0
+
+
+def completion(shell: Positional[Literal["bash", "zsh", "tcsh"]] = "bash") -> int:
+    """Print a completion script for `nofm train digits`-style commands: eval "$(nofm completion bash)".
+
+    Args:
+        shell: Which shell.
+    """
+    from .completion import script
+
+    print(script(shell))
+    return 0

@@ -1,0 +1,101 @@
+"""`nofm COMMAND ...`: find the command, run it, and turn errors into one message and an exit code.
+
+Exit codes: 0 done; 1 `nofm check` found weights that are not N:M; 2 the user can mend it (one message, no traceback without
+--debug); 130 and 143 stopped by SIGINT and SIGTERM after writing a checkpoint. Anything else that goes wrong is a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["COMMANDS", "main"]
+
+
+def _train(args: list[str]) -> int:
+    from .train import command
+
+    return command(args)
+
+
+def _function(name: str) -> Callable[[list[str]], int]:
+    def run(args: list[str]) -> int:
+        import tyro
+
+        from . import commands
+
+        result: Any = tyro.cli(getattr(commands, name), args=args, prog=f"nofm {name}", use_underscores=True)
+        return int(result)
+
+    return run
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "train": (_train, "train a network by a recipe"),
+    "recipes": (_function("recipes"), "list the recipes"),
+    "report": (_function("report"), "make one HTML page of one or more runs"),
+    "analyse": (_function("analyse"), "SAD between two saved steps of a run, layer by layer"),
+    "check": (_function("check"), "is a safetensors file really N:M?"),
+    "cost": (_function("cost"), "parameters and multiply-adds of a torchvision or timm model, dense and sparse"),
+    "completion": (_function("completion"), "print a completion script for bash, zsh or tcsh"),
+}
+
+_HELP = """nofm: keep N of every M. Trains, measures and ships N:M sparse networks.
+
+usage: nofm COMMAND ...
+
+{commands}
+
+nofm COMMAND --help says more. A first run, on real data that comes along: nofm train digits
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_HELP.format(commands="\n".join(f"  {name:10} {text}" for name, (_, text) in COMMANDS.items())))
+        return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        from ..version import __version__
+
+        print(f"nofm {__version__}")
+        return 0
+    debug = "--debug" in args
+    try:
+        return _dispatch([arg for arg in args if arg != "--debug"])
+    except SystemExit as leaving:  # tyro prints its own message
+        return leaving.code if isinstance(leaving.code, int) else 2
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has gone, for example `nofm recipes | head`
+        return 0
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None or (debug and code == 2):
+            raise
+        print(f"nofm: {error}", file=sys.stderr)
+        return code
+
+
+def _dispatch(args: list[str]) -> int:
+    from ..engine.config import ConfigError
+    from ..engine.resolve import near
+
+    if args[0] not in COMMANDS:
+        raise ConfigError(f"{args[0]!r} is no command; there are {', '.join(COMMANDS)}{near(args[0], COMMANDS)}")
+    return COMMANDS[args[0]][0](args[1:])
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The exit code of an error that is not a bug of ours, or None."""
+    from ..engine.signals import Stopped
+    from ..errors import NofmError
+
+    if isinstance(error, Stopped):
+        return error.exit_code
+    if isinstance(error, NofmError):
+        return 2
+    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error):
+        return 2
+    return None

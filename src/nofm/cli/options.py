@@ -1,0 +1,155 @@
+"""`--group.key value` options of `nofm train`: read by tyro, which also prints the help, after every key and value has been looked at
+here, so that complaints about them read as all others do. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engine.config import ConfigError, RunConfig
+from ..engine.resolve import choices, from_dict, leaves, merge, near, read_toml, says, to_dict
+
+__all__ = ["Options", "parse"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RunConfig):
+    """A recipe, and what to change in it."""
+
+    config: str | None = None
+    """A TOML file with values that go before the recipe's; options go before both."""
+    resume: bool = False
+    """Go on from the newest checkpoint in --out, or start there if there is none."""
+    allow_change: bool = False
+    """Resume though the configuration is not the one that the run was started with."""
+    debug: bool = False
+    """Show tracebacks."""
+
+
+_OWN = ("config", "resume", "allow_change", "debug")
+
+
+def parse(recipe: str, base: RunConfig, args: list[str]) -> tuple[RunConfig, Options, dict[str, str]]:
+    """The configuration, the options beside it, and where each value came from."""
+    pairs = [] if {"-h", "--help"} & set(args) else _pairs(args)
+    origins: dict[str, str] = {}
+    values = to_dict(base)
+    for key, texts in pairs:
+        if key == "config":
+            if len(texts) != 1:
+                raise ConfigError("--config: needs one TOML file")
+            from_file, origins = read_toml(Path(texts[0]))
+            values = merge(values, from_file)
+    config = from_dict(values, origins)
+    for key, texts in pairs:
+        _look_at(key, texts)
+    options = _read(recipe, config, [text for key, texts in pairs for text in _as_tyro(key, texts)] if pairs else args)
+    origins |= {key: f"--{key}" for key, _ in pairs}
+    changed = {f.name: getattr(options, f.name) for f in dataclasses.fields(RunConfig)}
+    return from_dict(to_dict(RunConfig(**changed)), origins), options, origins
+
+
+def _read(recipe: str, config: RunConfig, args: list[str]) -> Options:
+    import tyro
+
+    default = Options(**{f.name: getattr(config, f.name) for f in dataclasses.fields(RunConfig)})
+    return tyro.cli(Options, args=args, default=default, prog=f"nofm train {recipe}", use_underscores=True)
+
+
+def _pairs(args: list[str]) -> list[tuple[str, list[str]]]:
+    """[("optim.lr", ["0.1"]), ...] of ["--optim.lr", "0.1"] or ["--optim.lr=0.1"]; a hyphen in a key is an underscore."""
+    found: list[tuple[str, list[str]]] = []
+    for arg in args:
+        if arg.startswith("--") and len(arg) > 2:
+            key, equals, text = arg[2:].partition("=")
+            found.append((key.replace("-", "_"), [text] if equals else []))
+        elif not found:
+            raise ConfigError(f"{arg!r}: options look like --optim.lr 0.1")
+        else:
+            found[-1][1].append(arg)
+    named = [key for key, _ in found]
+    for key in named:
+        if named.count(key) > 1:
+            raise ConfigError(f"--{key}: given {named.count(key)} times; give it once")
+    return found
+
+
+def _known() -> dict[str, Any]:
+    return leaves(Options)
+
+
+def _positive(key: str) -> str:
+    """ "engine.compile" of "engine.no_compile", which is how tyro spells false."""
+    group, dot, name = key.rpartition(".")
+    plain = group + dot + name.removeprefix("no_")
+    return plain if key not in _known() and _known().get(plain) is bool else key
+
+
+def _look_at(key: str, texts: list[str]) -> None:
+    """Raise for a key that does not exist or texts that cannot be its value."""
+    if key in ("help", "h"):
+        return
+    name = _positive(key)
+    if name not in _known():
+        inside = [k for k in _known() if k.startswith(f"{name}.")]
+        hint = f"; it is a group: --{inside[0]}, ..." if inside else near(name, _known())
+        raise ConfigError(f"--{key}: no such option{hint}")
+    kind = _known()[name]
+    shown = " ".join(texts)
+    if kind is bool:
+        if texts and shown.lower() not in ("true", "false"):
+            raise ConfigError(f"--{key} {shown}: must be true or false")
+        return
+    is_list = any(typing.get_origin(k) is tuple for k in _members(kind))
+    if not texts and not is_list:
+        raise ConfigError(f"--{key}: needs a value: {says(kind)}")
+    if len(texts) > 1 and not is_list:
+        raise ConfigError(f"--{key} {shown}: takes one value: {says(kind)}")
+    for text in texts:
+        if not _fits(text, kind):
+            words = choices(kind)
+            raise ConfigError(f"--{key} {text}: must be {says(kind)}{near(text, words) if words else _near_number(text)}")
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+
+
+def _fits(text: str, kind: Any) -> bool:
+    for member in _members(kind):
+        if typing.get_origin(member) is tuple:
+            member = typing.get_args(member)[0]
+        if member is str or (member is type(None) and text == "None"):
+            return True
+        if typing.get_origin(member) is typing.Literal and text in map(str, typing.get_args(member)):
+            return True
+        if member in (int, float):
+            try:
+                member(text)
+            except ValueError:
+                continue
+            return True
+    return False
+
+
+def _near_number(text: str) -> str:
+    swapped = text.replace(",", ".").replace("O", "0").replace("o", "0")
+    try:
+        float(swapped)
+    except ValueError:
+        return ""
+    return f"; did you mean {swapped!r}?"
+
+
+def _as_tyro(key: str, texts: list[str]) -> list[str]:
+    """As tyro reads it: a bool is a flag and its opposite."""
+    name = _positive(key)
+    if _known().get(name) is not bool:
+        return [f"--{key}", *texts]
+    value = (name == key) == (not texts or texts[0].lower() == "true")
+    group, dot, last = name.rpartition(".")
+    return [f"--{name}" if value else f"--{group}{dot}no_{last}"]

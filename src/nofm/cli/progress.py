@@ -1,0 +1,105 @@
+"""What a run shows while it goes: a live bar on a terminal, plain lines when the output is piped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..engine.folder import Sink
+
+__all__ = ["Bar", "Lines", "make_progress"]
+
+
+def make_progress(out: Path, stream: TextIO) -> Sink:
+    """A sink that shows events; only the first process of a run ever calls it."""
+    terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return Bar(out) if terminal else Lines(out, stream)
+
+
+class _Seen:
+    """The latest of every number."""
+
+    def __init__(self) -> None:
+        self.train: dict[str, Any] = {}
+        self.metrics: dict[str, float] = {}
+        self.sad: int | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "train":
+            self.train = event
+        elif event["event"] == "eval":
+            self.metrics = event["metrics"]
+        elif event["event"] == "sad":
+            self.sad = sum(event["changed"].values())
+
+    def words(self) -> list[str]:
+        said = []
+        if self.train:
+            said += [f"loss {self.train['loss']:.4f}", f"lr {self.train['lr']:.2g}"]
+        said += [f"{name} {value:.2f}" for name, value in list(self.metrics.items())[:1]]
+        if self.sad is not None:
+            said.append(f"SAD {self.sad:,}")
+        if self.train:
+            said.append(f"{self.train['images_per_second']:,.0f} images/s")
+        return said
+
+
+class Lines:
+    """One plain line for each measurement."""
+
+    def __init__(self, out: Path, stream: TextIO | None = None) -> None:
+        self._out, self._seen, self._stream = out, _Seen(), stream or sys.stdout
+
+    def log(self, event: dict[str, Any]) -> None:
+        self._seen.take(event)
+        kind, step = event["event"], event["step"]
+        if kind == "start":
+            resumed = event["resumed_from"]
+            self._say(f"run {self._out}" + ("" if resumed is None else f", resumed from step {resumed}"))
+        elif kind == "sad":  # the last event of a line of the log
+            self._say(f"step {step}  " + "  ".join(self._seen.words()))
+        elif kind == "eval":
+            which = "eval, moving average" if event["ema"] else "eval"
+            self._say(f"step {step}  {which}  " + "  ".join(f"{name} {value:.4f}" for name, value in event["metrics"].items()))
+        elif kind == "end":
+            self._say(f"done in {event['seconds']:.1f} s  " + "  ".join(f"{name} {value:.4f}" for name, value in event["metrics"].items()))
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Bar:
+    """A rich progress bar with loss, metric, SAD, images per second and the time left."""
+
+    def __init__(self, out: Path) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns)
+        self._out, self._seen = out, _Seen()
+        self._shown: Any = None
+
+    def log(self, event: dict[str, Any]) -> None:
+        self._seen.take(event)
+        if event["event"] == "start":
+            self._progress.start()
+            self._shown = self._progress.add_task(self._out.name, total=event.get("steps"), words="")
+        if self._shown is not None:
+            self._progress.update(self._shown, completed=event["step"], words="  ".join(self._seen.words()))
+        if event["event"] == "end":
+            self._progress.stop()
+            self._progress.console.print(f"{self._out}: " + "  ".join(f"{n} {v:.4f}" for n, v in event["metrics"].items()))
+
+    def close(self) -> None:
+        self._progress.stop()

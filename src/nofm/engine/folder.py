@@ -1,0 +1,112 @@
+"""The run folder: what a run leaves behind, and all that reports and analyses read.
+
+run.json                       written once, at the start
+events.jsonl                   one event a line, only ever appended to; the source of truth
+checkpoints/                   see checkpoint.py
+masks/step-00000400.safetensors    the masks of a step, one bit a weight
+model.safetensors              at the end: the weights with their zeros written in (model-ema.safetensors: of the average)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from ..layers import sites
+from .config import ConfigError
+from .files import Disk, HeldError, make_folder, write_file
+from .movement import packed_masks
+
+__all__ = ["RunFolder", "Sink"]
+
+
+class Sink(Protocol):
+    """Somewhere that events go besides events.jsonl."""
+
+    def log(self, event: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunFolder:
+    """The folder of one run, for the one process that writes it."""
+
+    def __init__(self, path: Path, *, resume: bool, disk: Disk | None = None) -> None:
+        self.path, self._disk = path, disk or Disk()
+        if not resume and path.exists() and any(path.iterdir()):
+            raise ConfigError(f"--out {path}: this folder is not empty; go on with that run by --resume, or give another folder")
+        make_folder(self._disk, path / "checkpoints")
+        make_folder(self._disk, path / "masks")
+        try:
+            self._disk.lock(path / "checkpoints" / ".lock")
+        except HeldError as holder:
+            raise ConfigError(f"--out {path}: {holder} is writing this run; stop it, or give another folder") from None
+        self.sinks: list[Sink] = []
+        self._events = open(path / "events.jsonl", "a+b", buffering=0)  # noqa: SIM115 - open as long as the run
+        self._drop_torn_line()
+
+    def _drop_torn_line(self) -> None:
+        """A process that is killed in the middle of a write leaves half a line, which never was an event."""
+        text = (self.path / "events.jsonl").read_bytes()
+        self._events.truncate(text.rfind(b"\n") + 1)
+
+    def earlier_config(self) -> dict[str, Any] | None:
+        """The configuration that this run was started with, or None if it was not started before."""
+        path = self.path / "run.json"
+        if not path.exists():
+            return None
+        try:
+            config = json.loads(path.read_text())["config"]
+            if not isinstance(config, dict):
+                raise TypeError
+        except (ValueError, TypeError, KeyError, OSError):
+            raise ConfigError(f"{path}: does not hold the configuration of a run; give another --out") from None
+        return config
+
+    def event(self, name: str, step: int, **fields: Any) -> None:
+        """Append an event, and tell the sinks."""
+        event = {"event": name, "step": step, "time": time.time(), **fields}
+        self._events.write(json.dumps(event).encode() + b"\n")  # one write, so that lines never mix
+        for sink in self.sinks:
+            sink.log(event)
+
+    def sync(self) -> None:
+        """Make all events so far last."""
+        os.fsync(self._events.fileno())
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file: there is the old one or the new one, never a part."""
+        target = self.path / name
+        temporary = target.with_name(f".tmp-{target.name}")
+        temporary.unlink(missing_ok=True)
+        write_file(self._disk, temporary, [data])
+        self._disk.rename(temporary, target)
+        self._disk.sync_dir(target.parent)
+
+    def write_masks(self, step: int, model: nn.Module, masks: Mapping[str, Tensor] | None = None) -> None:
+        """Keep the masks of a step, so that SAD between any two steps can be had later."""
+        packed = {name: mask.cpu() for name, mask in (masks or packed_masks(model)).items()}
+        facts = {
+            "shapes": json.dumps({site.name: list(site.weight.shape) for site in sites(model)}),
+            "patterns": json.dumps({site.name: str(site.grouping.pattern) for site in sites(model)}),
+        }
+        self.write(f"masks/step-{step:08d}.safetensors", save(packed, facts))
+
+    def write_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """Weights as a safetensors file, each with memory of its own."""
+        own = {key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for key, tensor in weights.items()}
+        self.write(name, save(own, {"format": "pt"}))
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+        self._events.close()
+        self._disk.unlock(self.path / "checkpoints" / ".lock")

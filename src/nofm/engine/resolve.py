@@ -1,0 +1,211 @@
+"""From recipe, file and options to one checked `RunConfig`; every complaint names its key and where the value came from.
+
+Values are merged as plain nested dicts and read by pydantic at the end, strictly: a text is no number, a key that does not exist
+is an error. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .config import ConfigError, RunConfig
+
+__all__ = ["Origins", "differences", "explain", "from_dict", "keys", "leaves", "merge", "near", "read_toml", "says", "to_dict"]
+
+Values: TypeAlias = dict[str, Any]
+Origins: TypeAlias = Mapping[str, str]  # by key: "--optim.lr", or "run.toml:12 optim.lr ="
+
+_MAX_FILE = 1_000_000
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
+
+
+# ---- the keys ----
+
+
+def leaves(cls: Any = RunConfig, prefix: str = "") -> dict[str, Any]:
+    """Every dotted key of a configuration, with its type."""
+    return _leaves(cls, prefix)
+
+
+@functools.cache
+def _leaves(cls: Any, prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(cls).items():
+        if typing.get_origin(kind) is typing.ClassVar:
+            continue
+        if dataclasses.is_dataclass(kind):
+            found.update(leaves(kind, f"{prefix}{name}."))
+        else:
+            found[prefix + name] = kind
+    return found
+
+
+def keys() -> list[str]:
+    """Every dotted key."""
+    return list(leaves())
+
+
+def says(kind: Any) -> str:
+    """A type in words: what is allowed."""
+    if typing.get_origin(kind) is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return " or ".join(says(arg) for arg in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        first, *rest = typing.get_args(kind)
+        return f"a list, each {says(first)}" if rest == [...] else f"a list of {len(rest) + 1}, each {says(first)}"
+    return _WORDS.get(kind, "a group of keys")
+
+
+def choices(kind: Any) -> list[str] | None:
+    """The words that a type allows, or None where it is not a choice of words."""
+    if typing.get_origin(kind) is typing.Literal:
+        return [str(arg) for arg in typing.get_args(kind)]
+    for arg in typing.get_args(kind):
+        if (found := choices(arg)) is not None:
+            return found
+    return None
+
+
+def near(word: str, allowed: Iterable[str]) -> str:
+    """ "; did you mean 'x'?" where something close to `word` is allowed, else nothing. A last part alone is close to its key."""
+    options = list(allowed)
+    close = [o for o in options if o.replace("/", ".").rpartition(".")[2] == word] or difflib.get_close_matches(
+        word, options, n=1, cutoff=0.6
+    )
+    if not close:
+        by_end = difflib.get_close_matches(word.rpartition(".")[2], [o.rpartition(".")[2] for o in options], n=1, cutoff=0.75)
+        close = [o for o in options if by_end and o.rpartition(".")[2] == by_end[0]]
+    return f"; did you mean {' or '.join(map(repr, close[:3]))}?" if close else ""
+
+
+def explain(origins: Origins, key: str, value: Any, problem: str) -> str:
+    """One line about one key."""
+    shown = "none" if value is None else json.dumps(value) if isinstance(value, bool | list | tuple) else str(value)
+    where = origins.get(key, f"{key} =")
+    return f"{where} {shown}: {problem}"
+
+
+# ---- dicts ----
+
+
+def to_dict(config: RunConfig) -> Values:
+    """The configuration as nested dicts of plain values, tuples as lists: what run.json holds."""
+    result: Values = json.loads(json.dumps(dataclasses.asdict(config)))
+    return result
+
+
+def merge(base: Values, over: Mapping[str, Any]) -> Values:
+    """`base` with the values of `over` in it, group by group."""
+    merged = dict(base)
+    for name, value in over.items():
+        both_groups = isinstance(merged.get(name), dict) and isinstance(value, Mapping)
+        merged[name] = merge(merged[name], value) if both_groups else value
+    return merged
+
+
+def from_dict(values: Values, origins: Origins | None = None) -> RunConfig:
+    """Read a configuration from nested dicts, or raise `ConfigError` with one line for each wrong value."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(RunConfig).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        lines = [_complaint(dict(problem), origins or {}) for problem in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _complaint(problem: dict[str, Any], origins: Origins) -> str:
+    names = [str(part) for part in problem["loc"] if isinstance(part, str)]
+    key = ".".join(names)
+    unknown = problem["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+    while not unknown and key not in leaves() and not any(k.startswith(f"{key}.") for k in keys()) and len(names) > 1:
+        key = ".".join(names := names[:-1])
+    value = problem["input"]
+    if unknown:
+        return f"{origins.get(key, f'{key} =')} {value}: no such key{near(key, keys())}"
+    kind = leaves().get(key)
+    allowed = "a group of keys" if kind is None else says(kind)
+    hint = ""
+    if isinstance(value, str) and kind is not None:
+        if words := choices(kind):
+            hint = near(value, words)
+        elif _is_number(value):
+            hint = f"; write it without quotes: {value}"
+        elif value.lower() in ("yes", "no", "on", "off"):
+            hint = f"; did you mean {str(value.lower() in ('yes', 'on')).lower()!r}?"
+    return explain(origins, key, value, f"must be {allowed}{hint}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def differences(old: Values, new: Values, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The keys whose values differ, with both values."""
+    for name in dict.fromkeys([*old, *new]):
+        was, now = old.get(name), new.get(name)
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from differences(was, now, f"{prefix}{name}.")
+        elif was != now:
+            yield f"{prefix}{name}", was, now
+
+
+# ---- files ----
+
+
+def read_toml(path: Path) -> tuple[Values, dict[str, str]]:
+    """The values of a TOML file, and for each key the file and line it stands in."""
+    if path.suffix.lower() in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"--config {path}: only TOML files are read; did you mean {path.with_suffix('.toml').name!r}?")
+    try:
+        if path.stat().st_size > _MAX_FILE:
+            raise ConfigError(f"--config {path}: larger than {_MAX_FILE:,} bytes, so it is no configuration")
+        text = path.read_bytes().decode()
+        values = tomllib.loads(text)
+    except FileNotFoundError:
+        siblings = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+        raise ConfigError(f"--config {path}: no such file{near(path.name, siblings)}") from None
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); TOML files are UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {_teach(str(error), text)}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not a configuration: nested too deeply") from None
+    return values, {key: f"{path.name}:{number} {key} =" for key, number in _lines(text)}
+
+
+def _teach(message: str, text: str) -> str:
+    if text.startswith("\ufeff"):
+        return "it starts with a byte-order mark; save it as UTF-8 without one"
+    if "Cannot overwrite a value" in message:
+        return f"{message}: a key stands there twice; keep one of them"
+    if re.search(r"^\s*\w+:\s", text, re.MULTILINE):
+        return f'{message}; TOML writes key = value, with texts in quotes: pattern = "2:4"'
+    return message
+
+
+def _lines(text: str) -> Iterator[tuple[str, int]]:
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([\w.\s-]+)\]", line):
+            table = header[1].replace(" ", "") + "."
+            yield table[:-1], number
+        elif pair := re.match(r"\s*([\w.-]+)\s*=", line):
+            yield table + pair[1], number

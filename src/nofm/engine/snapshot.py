@@ -1,0 +1,125 @@
+"""All that a run needs to go on as if it had never stopped, as one nested dict for `checkpoint.Store`, and back.
+
+Tensors are saved whole: spread ones (FSDP2) are gathered, and each process takes its part again when it loads. Every component
+that is saved is needed: a test drops them one by one and sees the resumed run differ. A missing one is an error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .. import shards
+from . import chance
+from .checkpoint import CheckpointError
+
+if TYPE_CHECKING:
+    from .loop import Trainer
+
+__all__ = ["capture", "restore"]
+
+
+def capture(t: Trainer) -> dict[str, Any]:
+    """The state of a run between two steps. All processes must call it; the first one's is the one to save."""
+    own = {"chance": chance.capture(t.world.device), "meter": t.meter.state_dict()}
+    return {
+        "progress": {"step": t.step, "evaluated": t.evaluated, "metrics": dict(t.metrics)},
+        "sampler": {"position": t.position},
+        "model": _model_state(t.task.model),
+        "optimizer": _optimizer_state(t.optimizer, t.task.model),
+        "schedule": _plain(t.schedule.state_dict()),
+        "scaler": t.precision.scaler.state_dict(),
+        "average": None if t.average is None else _model_state(t.average.model),
+        "method": t.handle.state_dict(),
+        "sad": t.movement.state_dict(),
+        "processes": {str(rank): state for rank, state in enumerate(t.world.gathered(own))},
+    }
+
+
+def restore(t: Trainer, state: dict[str, Any]) -> None:
+    """Put `state` in its places. The network has been built as for a new run."""
+    own = state["processes"].get(str(t.world.rank))
+    if own is None or len(state["processes"]) != t.world.size:
+        raise CheckpointError(
+            f"this checkpoint is of {len(state['processes'])} processes and cannot be resumed exactly by {t.world.size}; "
+            f"start {len(state['processes'])}"
+        )
+    if (state["average"] is None) != (t.average is None):
+        raise CheckpointError("engine.ema: the checkpoint and the configuration do not agree whether there is a moving average")
+    t.step, t.evaluated, t.metrics = state["progress"]["step"], state["progress"]["evaluated"], dict(state["progress"]["metrics"])
+    t.position = state["sampler"]["position"]
+    _load_model(t.task.model, state["model"])
+    _load_optimizer(t.optimizer, t.task.model, state["optimizer"])
+    t.schedule.load_state_dict(state["schedule"])
+    t.precision.scaler.load_state_dict(state["scaler"])
+    t.handle.load_state_dict(state["method"])
+    if t.average is not None:
+        _load_model(t.average.model, state["average"])
+        t.average.follow(t.task)
+    t.movement.load_state_dict(state["sad"])
+    t.meter.load_state_dict(own["meter"])
+    chance.restore(own["chance"], t.world.device)
+
+
+def _plain(value: Any) -> Any:
+    """A scheduler's state without the objects that some schedulers leave in it."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items() if not callable(v)}
+    return [_plain(v) for v in value] if isinstance(value, list) else value
+
+
+def _model_state(model: nn.Module) -> dict[str, Tensor]:
+    shards.reshard_(model)
+    return {name: shards.whole(tensor.detach()) for name, tensor in model.state_dict().items()}
+
+
+@torch.no_grad()
+def _load_model(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    shards.reshard_(model)
+    ours = model.state_dict()
+    if other := sorted(set(ours) ^ set(saved)):
+        raise CheckpointError(f"the checkpoint is of another network: {other[0]} and {len(other) - 1} more are in only one of them")
+    for name, tensor in ours.items():
+        if tensor.shape != saved[name].shape:
+            raise CheckpointError(f"{name} has shape {tuple(tensor.shape)}, in the checkpoint {tuple(saved[name].shape)}")
+        shards.local(tensor).copy_(shards.part_of(saved[name].to(tensor.device), tensor))
+
+
+def _optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    state = {names[id(p)]: {k: _whole(v) for k, v in held.items()} for p, held in optimizer.state.items()}
+    return {"groups": groups, "members": members, "state": state}
+
+
+def _whole(value: Any) -> Any:
+    return shards.whole(value.detach()) if isinstance(value, Tensor) else value
+
+
+def _load_optimizer(optimizer: Optimizer, model: nn.Module, saved: dict[str, Any]) -> None:
+    params = dict(model.named_parameters())
+    mine = [[name for name, p in params.items() if any(p is q for q in group["params"])] for group in optimizer.param_groups]
+    if mine != [list(names) for names in saved["members"]]:
+        raise CheckpointError("the optimizer of the checkpoint has other parameters than this network's")
+    numbers = {name: i for i, name in enumerate(name for names in mine for name in names)}
+    state = {
+        numbers[name]: {k: _spread_like(v, params[name]) for k, v in held.items()}
+        for name, held in saved["state"].items()
+        if name in numbers
+    }
+    first = 0
+    groups = []
+    for group, names in zip(saved["groups"], mine, strict=True):
+        groups.append({**group, "params": list(range(first, first + len(names)))})
+        first += len(names)
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _spread_like(value: Any, param: Tensor) -> Any:
+    if isinstance(value, Tensor) and value.shape == param.shape and value.dim():
+        return shards.spread(value.to(param.device), param)
+    return value

@@ -1,0 +1,117 @@
+"""The processes of a run, as torchrun starts them: how many, which one this is, and how the task is spread over them."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from ..tasks.base import Task
+from .config import ConfigError
+
+__all__ = ["World", "joined_world"]
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among `size`."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files."""
+        return self.rank == 0
+
+    def spread(self, task: Task, parallel: str) -> nn.Module:
+        """What the loop calls: the task itself, or one that reduces gradients over all processes."""
+        if self.size == 1:
+            return task
+        if parallel == "fsdp":
+            from torch.distributed.fsdp import fully_shard
+
+            for child in task.model.children():
+                if any(True for _ in child.parameters()):
+                    fully_shard(child)
+            fully_shard(task.model)
+            return task
+        return nn.parallel.DistributedDataParallel(task, device_ids=[self.device] if self.device.type == "cuda" else None)
+
+    @contextmanager
+    def reducing(self, wrapped: nn.Module, last: bool) -> Iterator[None]:
+        """Reduce gradients in the backward of the last micro-batch only."""
+        module: Any = getattr(wrapped, "_orig_mod", wrapped)
+        if isinstance(module, nn.parallel.DistributedDataParallel) and not last:
+            with module.no_sync():
+                yield
+            return
+        model: Any = getattr(module, "model", None)
+        if self.size > 1 and hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+            model.set_requires_gradient_sync(last)
+        yield
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.size > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def agree(self, number: int) -> int:
+        """The largest `number` of all processes."""
+        if self.size == 1:
+            return number
+        value = torch.tensor(number, device=self.device)
+        distributed.all_reduce(value, distributed.ReduceOp.MAX)
+        return int(value)
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """What every process holds, in order of rank."""
+        if self.size == 1:
+            return [mine]
+        held: list[Any] = [None] * self.size
+        distributed.all_gather_object(held, mine)
+        return held
+
+    def wait(self) -> None:
+        if self.size > 1:
+            distributed.barrier()
+
+
+@contextmanager
+def joined_world(device: str) -> Iterator[World]:
+    """The world that torchrun's environment describes, or a world of one."""
+    size, rank, local = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
+    where = _device(device, local if size > 1 else None)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    if size == 1:
+        yield World(where)
+        return
+    distributed.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    try:
+        yield World(where, rank, size)
+        distributed.barrier()  # nobody hangs up while another one is still talking
+    finally:
+        gc.collect()  # what holds the group (DDP does) must go first, or its threads are cut off at exit
+        distributed.destroy_process_group()
+
+
+def _device(name: str, local: int | None) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = local if local is not None else device.index or 0
+        if index >= count:
+            raise ConfigError(f"device = {name}: this machine has {count} CUDA devices; allowed here: {'cuda:N, ' if count else ''}cpu")
+        return torch.device("cuda", index)
+    return device

@@ -1,0 +1,108 @@
+"""The C kernels for fp32 weights on the CPU: compiled once with the machine's own compiler, called through ctypes.
+
+No build step and no dependency: `cc` is asked for when a mask is first wanted on the CPU, the result is kept in the user's cache
+folder under the hash of its source and compiler. Where there is no compiler the plain torch path serves, and `select` says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["MAX_M", "mask", "masked", "refine_", "unavailable"]
+
+MAX_M = 64
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
+_WEIGHTS_OF_A_TASK = 1 << 18  # below this a thread costs more than it brings
+
+
+def unavailable() -> str | None:
+    """Why the C kernels cannot be used here, or None where they can. Compiles them if need be."""
+    return _library()[1]
+
+
+@cache
+def _library() -> tuple[Any, str | None]:
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler:
+        return None, "no C compiler was found"
+    source = Path(__file__).with_name("cpu.c")
+    identity = [source.read_bytes(), compiler.encode(), " ".join(_FLAGS).encode(), platform.processor().encode(), platform.node().encode()]
+    cached = _cache_folder() / f"cpu-{hashlib.sha256(b'|'.join(identity)).hexdigest()[:16]}.so"
+    try:
+        if not cached.exists():
+            _compile(compiler, source, cached)
+        library = ctypes.CDLL(str(cached))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        return None, f"compiling {source.name} with {compiler} failed: {detail!s:.300}"
+    span = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    library.nofm_masked.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *span]
+    library.nofm_mask.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *span]
+    library.nofm_refine.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int, *span]
+    for function in (library.nofm_masked, library.nofm_mask, library.nofm_refine):
+        function.restype = None
+    return library, None
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nofm"
+
+
+def _compile(compiler: str, source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        subprocess.run([compiler, *_FLAGS, str(source), "-o", str(built)], check=True, capture_output=True, text=True, timeout=120)
+        built.replace(target)  # another process may be doing the same: the last one wins, and both are whole
+
+
+def masked(weight: Tensor, n: int, m: int, stride: int) -> Tensor:
+    """`weight` where kept, +0.0 elsewhere."""
+    out = torch.empty_like(weight)
+    function = _library()[0].nofm_masked
+    _in_threads(weight.numel() // m, m, lambda begin, end: function(weight.data_ptr(), out.data_ptr(), begin, end, n, m, stride))
+    return out
+
+
+def mask(weight: Tensor, n: int, m: int, stride: int) -> Tensor:
+    """True where kept."""
+    out = torch.empty_like(weight, dtype=torch.bool)
+    function = _library()[0].nofm_mask
+    _in_threads(weight.numel() // m, m, lambda begin, end: function(weight.data_ptr(), out.data_ptr(), begin, end, n, m, stride))
+    return out
+
+
+def refine_(weight: Tensor, out: Tensor, factor: float, sign: bool, n: int, m: int, stride: int) -> None:
+    """out += factor * (w, or sign(w)) where pruned."""
+    function = _library()[0].nofm_refine
+    call = (weight.data_ptr(), out.data_ptr(), factor, int(sign))
+    _in_threads(weight.numel() // m, m, lambda begin, end: function(*call, begin, end, n, m, stride))
+
+
+def _in_threads(groups: int, m: int, run: Callable[[int, int], None]) -> None:
+    """Run over all groups, in as many threads as torch uses; ctypes lets go of the interpreter lock meanwhile."""
+    tasks = min(torch.get_num_threads(), -(-groups * m // _WEIGHTS_OF_A_TASK))
+    if tasks <= 1:
+        run(0, groups)
+        return
+    edges = [groups * i // tasks for i in range(tasks + 1)]
+    list(_pool().map(run, edges[:-1], edges[1:]))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="nofm")

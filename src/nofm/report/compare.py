@@ -1,0 +1,142 @@
+"""Several runs side by side: groups of runs that differ in nothing but the seed, and mean and spread over each.
+
+The spread is the sample standard deviation (n - 1); of one run there is none. Only finished runs count in a final number: the
+last value of a run that was stopped is the value of a shorter training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .curves import Curve
+from .read import Run
+
+__all__ = ["Band", "Group", "Stat", "band", "differing", "flatten", "group_runs", "stat", "thin"]
+
+# Settings that do not change what is trained: the seed, and where and how the run was started.
+_NOT_COMPARED = ("seed", "out", "resume")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """A number over several runs. `spread` is None where there is only one."""
+
+    mean: float
+    spread: float | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A curve over several runs, at the steps that all of them have."""
+
+    steps: tuple[int, ...]
+    stats: tuple[Stat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs with one configuration, by seed."""
+
+    label: str
+    settings: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+    @property
+    def finished(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.status == "finished")
+
+    def stat(self, value: Callable[[Run], float | None]) -> Stat | None:
+        """A final number over the finished runs that have it."""
+        return stat(v for run in self.finished if (v := value(run)) is not None)
+
+    def band(self, curve: Callable[[Run], Curve]) -> Band:
+        return band([c for run in self.runs if (c := curve(run))])
+
+
+def stat(values: Iterable[float]) -> Stat | None:
+    """Mean and sample standard deviation, None of nothing."""
+    found = list(values)
+    n = len(found)
+    if n == 0:
+        return None
+    if not all(map(math.isfinite, found)):
+        return Stat(math.nan, None, n)
+    mean = math.fsum(found) / n
+    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in found) / (n - 1)) if n > 1 else None
+    return Stat(mean, spread, n)
+
+
+def band(curves: Sequence[Curve]) -> Band:
+    """Mean and spread at each step that every curve has."""
+    common = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    return Band(tuple(common), tuple(s for step in common if (s := stat(curve[step] for curve in curves)) is not None))
+
+
+def thin(curve: Curve, most: int) -> Curve:
+    """At most `most` points, each the mean over as many neighbours as needed, at the step of the last of them."""
+    steps = list(curve)
+    width = -(-len(steps) // most)
+    if width <= 1:
+        return curve
+    chunks = [steps[i : i + width] for i in range(0, len(steps), width)]
+    return {chunk[-1]: math.fsum(curve[step] for step in chunk) / len(chunk) for chunk in chunks}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name: {"optim": {"lr": 0.1}} -> {"optim.lr": 0.1}."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """What defines the training of a run, apart from its seed."""
+    flat = flatten(run.info["config"])
+    return {"recipe": run.info["recipe"]} | {key: value for key, value in flat.items() if key.rpartition(".")[2] not in _NOT_COMPARED}
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs by configuration, in the order given; each group's runs in the order of their seeds."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(json.dumps(settings_of(run), sort_keys=True, default=str), []).append(run)
+    settings = [settings_of(members[0]) for members in found.values()]
+    labels = _labels(settings)
+    members = [tuple(sorted(group, key=lambda run: run.seed)) for group in found.values()]
+    return [Group(*row) for row in zip(labels, settings, members, strict=True)]
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings in which these differ, in the order in which they come."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [key for key in keys if len({json.dumps(each.get(key), default=str) for each in settings}) > 1]
+
+
+def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Short names that tell the groups apart: the words among the settings that differ, then as many numbers as needed."""
+    if len(settings) == 1:
+        return [str(settings[0]["recipe"])]
+    keys = differing(settings)
+    keys.sort(key=lambda key: not any(isinstance(each.get(key), str) for each in settings))  # stable: words first
+    parts: list[list[str]] = [[] for _ in settings]
+    for key in keys:
+        longer = [[*before, *_part(key, each.get(key))] for before, each in zip(parts, settings, strict=True)]
+        if len({tuple(p) for p in longer}) > len({tuple(p) for p in parts}):
+            parts = longer
+    labels = [" ".join(p) or "default" for p in parts]
+    return [label if labels.count(label) == 1 else f"{label} #{labels[: i + 1].count(label)}" for i, label in enumerate(labels)]
+
+
+def _part(key: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else [f"{key.rpartition('.')[2]}={value}"]

@@ -1,0 +1,108 @@
+"""Curves of a run: {step: value}, in the order of steps. Where a step was logged twice the later line counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from .read import Event, Run
+
+__all__ = ["best", "evals", "final", "flip_rate", "flip_rate_by_layer", "higher_is_better", "metric_names", "sad", "sad_by_layer", "train"]
+
+Curve = dict[int, float]
+
+_LOWER_IS_BETTER = ("loss", "error", "epe", "perplexity", "rmse", "mae")
+
+
+def train(run: Run, key: str = "loss") -> Curve:
+    """A number of the train events, each a mean over the log interval."""
+    return _curve((event, event.data.get(key)) for event in run.of("train"))
+
+
+def evals(run: Run, metric: str, ema: bool = False) -> Curve:
+    """A metric of the evaluations, of the weights themselves or of their moving average."""
+    events = [event for event in run.of("eval") if bool(event.data.get("ema", False)) == ema]
+    return _curve((event, event.data["metrics"].get(metric)) for event in events)
+
+
+def metric_names(runs: Iterable[Run]) -> list[str]:
+    """All metrics that these runs evaluate, the losses last: the first is the one to report."""
+    names = dict.fromkeys(name for run in runs for event in run.of("eval") for name in event.data["metrics"])
+    return sorted(names, key=lambda name: name.endswith("loss"))
+
+
+def higher_is_better(metric: str) -> bool:
+    """By the name of the metric: "accuracy" is, "loss" and "val_loss" are not."""
+    return not any(word in metric.lower().split("_") for word in _LOWER_IS_BETTER)
+
+
+def final(run: Run, metric: str) -> float | None:
+    """The metric at the end: what the end says, or else the last evaluation, that of the moving average first."""
+    for event in reversed(run.of("end")):
+        if metric in event.data["metrics"]:
+            return _number(event.data["metrics"][metric])
+    for ema in (True, False):
+        if curve := evals(run, metric, ema):
+            return list(curve.values())[-1]
+    return None
+
+
+def best(run: Run, metric: str) -> float | None:
+    """The best of all evaluations."""
+    values = [v for ema in (False, True) for v in evals(run, metric, ema).values() if math.isfinite(v)]
+    if not values:
+        return None
+    return max(values) if higher_is_better(metric) else min(values)
+
+
+def sad(run: Run) -> Curve:
+    """SAD of all layers, added up from record to record since the start of the run."""
+    total, added = 0.0, {}
+    for event in _records(run):
+        total += sum(event.data["changed"].values())
+        added[event.step] = total
+    return added
+
+
+def sad_by_layer(run: Run) -> dict[str, float]:
+    """SAD of each layer, added up over the whole run."""
+    added: dict[str, float] = {}
+    for event in _records(run):
+        for layer, changed in event.data["changed"].items():
+            added[layer] = added.get(layer, 0) + changed
+    return added
+
+
+def flip_rate(run: Run) -> Curve:
+    """The share of sparse weights whose state changed, per step."""
+    return {e.step: sum(e.data["changed"].values()) / e.data["weights"] / (e.step - e.data["since"]) for e in _records(run)}
+
+
+def flip_rate_by_layer(run: Run) -> dict[str, Curve]:
+    """The share of each layer's weights whose state changed, per step; layers in the order of the network."""
+    records = _records(run)
+    rates = {}
+    for layer in run.layers:
+        curve = {
+            e.step: e.data["changed"][layer.name] / layer.weights / (e.step - e.data["since"])
+            for e in records
+            if layer.name in e.data["changed"]
+        }
+        if curve:
+            rates[layer.name] = curve
+    return rates
+
+
+def _records(run: Run) -> list[Event]:
+    """The sad events, one a step."""
+    by_step = {event.step: event for event in run.of("sad")}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _curve(points: Iterable[tuple[Event, object]]) -> Curve:
+    curve = {event.step: number for event, value in points if (number := _number(value)) is not None}
+    return dict(sorted(curve.items()))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,60 @@
+"""What a reader must know before comparing: runs that broke off, seeds that repeat, conditions that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from . import curves
+from .compare import Group
+from .read import Run
+
+__all__ = ["notices", "short_names"]
+
+
+def notices(groups: Sequence[Group], names: Mapping[Path, str]) -> list[str]:
+    """One sentence each."""
+    runs = [run for group in groups for run in group.runs]
+    said = [f"{names[run.folder]}: {notice}." for run in runs for notice in run.notices]
+    said += [_broken_off(run, names[run.folder]) for run in runs if run.status != "finished"]
+    said += [sentence for group in groups for sentence in _about(group)]
+    return said + list(_conditions(runs))
+
+
+def _broken_off(run: Run, name: str) -> str:
+    why = f": {run.of('error')[-1].data['message']}" if run.status == "failed" else ""
+    return f"{name} {run.status} at step {run.last_step:,}{why}. Its curves are drawn; means and spreads of final numbers leave it out."
+
+
+def _about(group: Group) -> Iterator[str]:
+    seeds = [run.seed for run in group.runs]
+    if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+        which = ", ".join(map(str, repeated))
+        yield f"{group.label} has more than one run of seed {which}: they are not independent, so its spread is too small."
+    trained = [set(curves.train(run)) for run in group.runs]
+    if any(steps != trained[0] for steps in trained):
+        yield f"Runs of {group.label} were logged at different steps; its curves show the steps that all of them have."
+
+
+def _conditions(runs: Sequence[Run]) -> Iterator[str]:
+    """Numbers are comparable only under the same conditions (nothing is left out for it, but it is said)."""
+    looked_at = {
+        "the version of nofm": [run.info["versions"].get("nofm") for run in runs],
+        "the version of torch": [run.info["versions"].get("torch") for run in runs],
+        "the commit": [run.info["commit"] for run in runs],
+        "hardware": [run.info["hardware"].get("name") for run in runs],
+        "the number of processes": [run.info["hardware"].get("world_size") for run in runs],
+    }
+    for what, values in looked_at.items():
+        if len(found := list(dict.fromkeys(map(str, values)))) > 1:
+            yield f"The runs differ in {what}: {', '.join(found)}."
+
+
+def short_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """The last part of each path, with as many parts before it as it takes to tell them apart."""
+    parts = {folder: folder.resolve().parts for folder in folders}
+    for length in range(1, max(map(len, parts.values())) + 1):
+        names = {folder: "/".join(part[-length:]) for folder, part in parts.items()}
+        if len(set(names.values())) == len(folders):
+            return names
+    raise AssertionError("different folders have different paths")

@@ -1,0 +1,176 @@
+"""All numbers of a report as plain data: `document(groups)` for the JSON file, and rows for the two CSV files.
+
+Values are as the run folders have them: metrics in their own units, flip rates as shares of weights (the page shows percent).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from . import curves
+from .compare import Band, Group, Stat
+from .kernels import LayerShapes
+from .read import Run
+
+__all__ = ["computes_dense", "cost_of", "curves_csv", "document", "mean_flip_rate", "runs_csv", "speed", "to_json", "total_sad"]
+
+
+def total_sad(run: Run) -> float | None:
+    """SAD added up over the run."""
+    return list(curve.values())[-1] if (curve := curves.sad(run)) else None
+
+
+def mean_flip_rate(run: Run) -> float | None:
+    """The share of sparse weights that changed a step, over all steps that SAD was measured on."""
+    records = {event.step: event for event in run.of("sad")}.values()
+    steps = sum(event.step - event.data["since"] for event in records)
+    return sum(sum(e.data["changed"].values()) / e.data["weights"] for e in records) / steps if steps else None
+
+
+def speed(run: Run) -> float | None:
+    """Images a second: the median over the log intervals, which a slow first one does not move."""
+    return median(values) if (values := list(curves.train(run, "images_per_second").values())) else None
+
+
+def computes_dense(run: Run) -> bool:
+    """Whether the method of the run is the dense baseline, whose masks are only watched."""
+    sparsity = run.info["config"].get("sparsity")
+    method = sparsity.get("method") if isinstance(sparsity, dict) else None
+    name = method.get("kind") if isinstance(method, dict) else method
+    return str(name).lower() == "dense"
+
+
+def cost_of(run: Run) -> dict[str, float]:
+    """Weights of the listed layers and multiply-adds, all of them and those the network computes with. A tied layer counts once."""
+    counted = [layer for layer in run.layers if not layer.note.startswith("tied")]
+    weights = sum(layer.weights for layer in counted)
+    cost: dict[str, float] = {"weights": weights, "weights_kept": weights if computes_dense(run) else sum(layer.kept for layer in counted)}
+    if run.info["cost"] is not None and {"macs", "macs_sparse"} <= run.info["cost"].keys():
+        macs = run.info["cost"]["macs"]
+        cost |= {"macs": macs, "macs_kept": macs if computes_dense(run) else run.info["cost"]["macs_sparse"]}
+    return cost
+
+
+def document(groups: Sequence[Group], names: Mapping[Path, str], shapes: dict[str, list[LayerShapes]]) -> dict[str, Any]:
+    """Everything the page shows, for machines."""
+    metrics = curves.metric_names(run for group in groups for run in group.runs)
+    return {
+        "format": 1,
+        "metric": metrics[0] if metrics else None,
+        "groups": [_group(group, metrics, names) for group in groups],
+        "runs": [_run(run, group.label, metrics, names) for group in groups for run in group.runs],
+        "kernel_shapes": {label: [asdict(layer) for layer in layers] for label, layers in shapes.items()},
+    }
+
+
+def _group(group: Group, metrics: Sequence[str], names: Mapping[Path, str]) -> dict[str, Any]:
+    bands = {"train/loss": group.band(curves.train), "sad": group.band(curves.sad), "flip_rate": group.band(curves.flip_rate)}
+    for metric in metrics:
+        for ema in (False, True):
+            bands[f"eval/{metric}{'/ema' if ema else ''}"] = group.band(partial(curves.evals, metric=metric, ema=ema))
+    final: dict[str, Stat | None] = {}
+    for metric in metrics:
+        final[f"final/{metric}"] = group.stat(partial(curves.final, metric=metric))
+        final[f"best/{metric}"] = group.stat(partial(curves.best, metric=metric))
+    final |= {"sad": group.stat(total_sad), "flip_rate": group.stat(mean_flip_rate), "seconds": group.stat(lambda run: run.seconds)}
+    return {
+        "label": group.label,
+        "settings": dict(group.settings),
+        "runs": [names[run.folder] for run in group.runs],
+        "seeds": [run.seed for run in group.runs],
+        "numbers": {name: None if value is None else asdict(value) for name, value in final.items()},
+        "curves": {name: _band(value) for name, value in bands.items() if value.steps},
+    }
+
+
+def _band(band: Band) -> dict[str, Any]:
+    return {"steps": band.steps, "mean": [s.mean for s in band.stats], "spread": [s.spread for s in band.stats]}
+
+
+def _run(run: Run, label: str, metrics: Sequence[str], names: Mapping[Path, str]) -> dict[str, Any]:
+    keys = ("recipe", "command", "versions", "commit", "hardware", "started", "config", "cost")
+    return {
+        "name": names[run.folder],
+        "group": label,
+        "seed": run.seed,
+        "status": run.status,
+        "steps": run.last_step,
+        "resumes": run.resumes,
+        "seconds": run.seconds,
+        "images_per_second": speed(run),
+        "final": {metric: curves.final(run, metric) for metric in metrics},
+        "best": {metric: curves.best(run, metric) for metric in metrics},
+        "sad": total_sad(run),
+        "sad_by_layer": curves.sad_by_layer(run),
+        "flip_rate": mean_flip_rate(run),
+        **{key: run.info[key] for key in keys},
+        "layers": [asdict(layer) for layer in run.layers],
+        "curves": [{"curve": name, "layer": layer, "steps": list(c), "values": list(c.values())} for name, layer, c in _curves_of(run)],
+    }
+
+
+def _curves_of(run: Run) -> Iterator[tuple[str, str, curves.Curve]]:
+    """Name, layer ("" for all together) and values of every curve of a run."""
+    found = [("train/loss", "", curves.train(run))]
+    found += [(f"train/{key}", "", curves.train(run, key)) for key in ("lr", "images_per_second")]
+    for metric in curves.metric_names([run]):
+        found += [(f"eval/{metric}{'/ema' if ema else ''}", "", curves.evals(run, metric, ema)) for ema in (False, True)]
+    found += [("sad", "", curves.sad(run)), ("flip_rate", "", curves.flip_rate(run))]
+    found += [("flip_rate", layer, curve) for layer, curve in curves.flip_rate_by_layer(run).items()]
+    return (row for row in found if row[2])
+
+
+def to_json(data: dict[str, Any]) -> str:
+    """JSON that every reader takes: numbers that are not finite become null."""
+    return json.dumps(_finite(data), indent=1, allow_nan=False, default=str) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def runs_csv(data: dict[str, Any]) -> str:
+    """One row a run."""
+    metrics = list(data["runs"][0]["final"])
+    header = ["run", "group", "seed", "status", "steps", *(f"{which}/{m}" for which in ("final", "best") for m in metrics)]
+    header += ["sad", "flip_rate", "seconds", "images_per_second", "nofm", "torch", "commit", "device", "command"]
+    rows = []
+    for run in data["runs"]:
+        row = [run["name"], run["group"], run["seed"], run["status"], run["steps"]]
+        row += [run[which][m] for which in ("final", "best") for m in metrics]
+        row += [run["sad"], run["flip_rate"], run["seconds"], run["images_per_second"]]
+        row += [run["versions"].get("nofm"), run["versions"].get("torch"), run["commit"], run["hardware"].get("name")]
+        rows.append([*row, " ".join(map(str, run["command"]))])
+    return _csv(header, rows)
+
+
+def curves_csv(data: dict[str, Any]) -> str:
+    """One row a point of a curve of a run."""
+    rows = (
+        [run["name"], run["group"], run["seed"], curve["curve"], curve["layer"], step, value]
+        for run in data["runs"]
+        for curve in run["curves"]
+        for step, value in zip(curve["steps"], curve["values"], strict=True)
+    )
+    return _csv(["run", "group", "seed", "curve", "layer", "step", "value"], rows)
+
+
+def _csv(header: list[str], rows: Any) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()

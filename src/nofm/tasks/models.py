@@ -1,0 +1,128 @@
+"""Networks by name. torchvision's and timm's are theirs; here are only the small ones that neither has.
+
+cnn               three convolutions for digits and clothes
+cifar/resnet20    He et al. 2016, section 4.2: three stages of widths 16, 32, 64, option A shortcuts (no weights)
+cifar/resnet32
+cifar/resnet18    torchvision's ResNet-18 with a 3x3 stem of stride 1 and no pooling after it, for 32x32 images
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import NofmError
+
+__all__ = ["MODELS", "build_model"]
+
+Norm = Callable[[int], nn.Module]
+
+
+def build_model(name: str, classes: int, channels: int, *, pretrained: bool = False, **options: Any) -> nn.Module:
+    """A network for images of `channels` channels and `classes` classes."""
+    if name in MODELS:
+        given = {key: value for key, value in options.items() if value is not None}
+        return MODELS[name](classes, channels, **given)
+    home, _, model = name.partition("/")
+    if home == "torchvision":
+        from torchvision import models
+
+        if model not in (known := models.list_models(module=models)):
+            raise NofmError(_unknown("torchvision", model, known))
+        weights = "DEFAULT" if pretrained else None
+        network: nn.Module = models.get_model(model, weights=weights, **({} if pretrained else {"num_classes": classes}))
+        return network
+    import timm
+
+    if not timm.is_model(model):
+        raise NofmError(_unknown("timm", model, timm.list_models()))
+    made: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=classes, in_chans=channels)
+    return made
+
+
+def _unknown(home: str, model: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(model, known, n=3)
+    hint = f"; did you mean {' or '.join(repr(f'{home}/{name}') for name in close)}?" if close else ""
+    return f"model.name = {home}/{model}: {home} has no such model; it has {len(known)} others{hint}"
+
+
+def _norm(kind: str) -> Norm:
+    return nn.BatchNorm2d if kind == "batch" else lambda channels: nn.GroupNorm(4, channels)
+
+
+def cnn(classes: int, channels: int, width: int = 16, dropout: float = 0.0, norm: str = "batch") -> nn.Module:
+    """Three 3x3 convolutions and a classifier."""
+    make, parts = _norm(norm), dict[str, nn.Module]()
+    sizes = ((channels, width, 1), (width, width, 2), (width, 2 * width, 2))
+    for i, (c_in, c_out, stride) in enumerate(sizes, start=1):
+        parts |= {f"conv{i}": nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False), f"norm{i}": make(c_out), f"relu{i}": nn.ReLU()}
+    parts |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "dropout": nn.Dropout(dropout), "fc": nn.Linear(2 * width, classes)}
+    return nn.Sequential(OrderedDict(parts))
+
+
+class _Block(nn.Module):
+    def __init__(self, c_in: int, c_out: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False), norm(c_out)
+        self.conv2, self.norm2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False), norm(c_out)
+        self.stride, self.grow = stride, c_out - c_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        if self.grow:  # option A: every second pixel, and zeros for the new channels
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.grow // 2, self.grow - self.grow // 2))
+        return F.relu(x + y)
+
+
+class CifarResNet(nn.Module):
+    """ResNet of 6n+2 layers for 32x32 images."""
+
+    def __init__(self, n: int, classes: int, channels: int, width: int = 16, dropout: float = 0.0, norm: str = "batch") -> None:
+        super().__init__()
+        make = _norm(norm)
+        self.conv1, self.norm1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False), make(width)
+        widths = [width, width, 2 * width, 4 * width]
+        for stage in (1, 2, 3):
+            first = _Block(widths[stage - 1], widths[stage], 1 if stage == 1 else 2, make)
+            setattr(self, f"layer{stage}", nn.Sequential(first, *(_Block(widths[stage], widths[stage], 1, make) for _ in range(n - 1))))
+        self.dropout, self.fc = nn.Dropout(dropout), nn.Linear(widths[3], classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm1(self.conv1(x)))
+        for stage in (1, 2, 3):
+            x = getattr(self, f"layer{stage}")(x)
+        result: Tensor = self.fc(self.dropout(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)))
+        return result
+
+
+def _cifar_resnet18(classes: int, channels: int, width: int = 64, dropout: float = 0.0, norm: str = "batch") -> nn.Module:
+    from torchvision.models import ResNet
+    from torchvision.models.resnet import BasicBlock
+
+    # torchvision's first width is 64, and BasicBlock refuses to be scaled by its own option.
+    if width != 64:
+        raise NofmError(f"model.width = {width}: cifar/resnet18 has width 64; cifar/resnet20 and cifar/resnet32 take any")
+    model = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=classes, norm_layer=_norm(norm))
+    model.conv1 = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    model.maxpool = nn.Identity()
+    model.fc = nn.Sequential(nn.Dropout(dropout), model.fc) if dropout else model.fc
+    return model
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn": cnn,
+    "cifar/resnet20": lambda classes, channels, **options: CifarResNet(3, classes, channels, **options),
+    "cifar/resnet32": lambda classes, channels, **options: CifarResNet(5, classes, channels, **options),
+    "cifar/resnet18": _cifar_resnet18,
+}

@@ -1,0 +1,124 @@
+"""K4 between threads: two forwards of one sparse layer at once would take each other's masked weights away. The second raises; what
+it must never do is compute with dense weights, or leave a masked one behind. Threads are made to meet by events, not by sleeping."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from layer_oracle import assert_same, assert_weights_are_the_parameters, masked_twin
+from torch import Tensor, nn
+
+import nofm
+
+_X = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(1))
+
+
+class Waits(nn.Linear):
+    """Stops in the middle of its forward until told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 16)
+        self.gate: tuple[threading.Event, threading.Event] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is not None:
+            inside, go_on = self.gate
+            self.gate = None  # only the first to come waits
+            inside.set()
+            assert go_on.wait(60)
+        return super().forward(x)
+
+
+@contextmanager
+def _while_in_forward(layer: Waits, call: Callable[[], Tensor]) -> Iterator[Future[Tensor]]:
+    """Another thread is in the middle of `call`, inside `layer`."""
+    inside, go_on = threading.Event(), threading.Event()
+    layer.gate = inside, go_on
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(call)
+        try:
+            assert inside.wait(60)
+            yield future
+        finally:
+            go_on.set()
+
+
+def _elsewhere(call: Callable[[], Tensor]) -> Tensor:
+    """`call` in a thread of its own: the last bits depend on how many cores a thread may use, which is not the same in all."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def test_a_second_thread_in_the_same_layer_raises_and_the_first_is_right() -> None:
+    torch.manual_seed(0)
+    layer = Waits()
+    twin = masked_twin(layer, {"weight": 1})
+    nofm.sparsify_(layer, "2:4")
+    teaches = pytest.raises(nofm.LayerError, match=r"SparseWaits is in forward in another thread, .* give each thread a copy, or fold_")
+    with _while_in_forward(layer, lambda: layer(_X)) as first, teaches:
+        layer(_X)
+    assert_same(first.result(), _elsewhere(lambda: twin(_X)))
+    assert_weights_are_the_parameters(layer)
+    assert_same(layer(_X), twin(_X))
+
+
+def _encoder_layer() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0, batch_first=True)
+    layer.linear1 = Waits()
+    twin = masked_twin(layer, {name: 1 for name, p in layer.named_parameters() if p.dim() == 2})
+    nofm.sparsify_(layer, "2:4", preset="all")
+    return layer, twin
+
+
+@pytest.mark.parametrize(
+    ("first_call", "second_call"),
+    [
+        (lambda layer: layer(_X), lambda layer: layer(_X)),
+        (lambda layer: layer(_X), lambda layer: layer.linear1(_X)),
+        (lambda layer: layer(_X), lambda layer: layer.linear2(_X)),
+        (lambda layer: layer(_X), lambda layer: layer.self_attn(_X, _X, _X)),
+        (lambda layer: layer.linear1(_X), lambda layer: layer(_X)),
+    ],
+    ids=["unit-unit", "unit-child", "unit-other-child", "unit-inner-unit", "child-unit"],
+)
+def test_threads_that_meet_in_a_unit(first_call: Any, second_call: Any) -> None:
+    layer, twin = _encoder_layer()
+    raises = pytest.raises(nofm.LayerError, match="in another thread")
+    with _while_in_forward(layer.linear1, lambda: first_call(layer)) as first, raises:
+        second_call(layer)
+    assert_same(first.result(), _elsewhere(lambda: first_call(twin)))
+    assert_weights_are_the_parameters(layer)
+    assert_same(layer(_X), twin(_X))
+
+
+def test_threads_in_different_layers_do_not_meet() -> None:
+    layer, twin = _encoder_layer()
+    with _while_in_forward(layer.linear1, lambda: layer.linear1(_X)) as first:
+        assert_same(layer.linear2(_X), twin.linear2(_X))
+    assert_same(first.result(), _elsewhere(lambda: twin.linear1(_X)))
+
+
+def test_many_threads_each_get_the_right_result_or_the_error() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 16)
+    twin = masked_twin(layer, {"weight": 1})
+    expected = _elsewhere(lambda: twin(_X))
+    nofm.sparsify_(layer, "2:4")
+
+    def attempt(_: int) -> bool:
+        try:
+            assert_same(layer(_X), expected)
+        except nofm.LayerError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert any(pool.map(attempt, range(400)))
+    assert_weights_are_the_parameters(layer)

@@ -1,0 +1,227 @@
+"""What only a GPU can show: the Triton kernels for real, one launch for a whole model, fused optimizers under a scaler, compiled steps.
+
+Run with `pytest -m gpu` on a machine with a CUDA device. The same kernels run in the default suite through Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import nofm
+from nofm.kernels import ops, reference
+from nofm.kernels.select import explain, use
+from nofm.masks import Grouping, unpack
+from nofm.patterns import Pattern
+
+pytestmark = pytest.mark.gpu
+
+PATTERNS = ("1:2", "2:4", "1:4", "4:8", "2:8", "1:16", "8:16", "16:32", "5:12")
+
+
+def weights(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Every layout that the kernels walk, and one that they do not; a third of all groups tied, zeros and denormals among them."""
+    torch.manual_seed(0)
+
+    def tied(*shape: int) -> torch.Tensor:
+        w = torch.randn(*shape)
+        w = torch.where(torch.rand(shape) < 0.5, (w * 2).round() / 2, w)
+        w.view(-1)[::97] = -0.0
+        w.view(-1)[1::89] = 1e-40
+        return w.to(dtype).cuda()
+
+    return {
+        "linear": tied(192, 384),
+        "conv": tied(32, 96, 3, 3),
+        "conv channels_last": tied(32, 96, 3, 3).to(memory_format=torch.channels_last),
+        "conv 1x1": tied(64, 192, 1, 1),
+        "transposed": tied(384, 160).t(),
+        "odd stride": tied(96, 37).t().contiguous().t(),
+        "unaligned": tied(97 * 96 + 1)[1:].view(97, 96),
+        "gaps": tied(64, 192)[:, ::2],
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_masks_are_those_of_the_oracle_bit_for_bit(pattern, dtype):
+    for name, w in weights(dtype).items():
+        grouping = Grouping(Pattern(pattern), 1)
+        if w.shape[1] % grouping.pattern.m:
+            continue
+        expected = reference.mask(w.cpu(), grouping).cuda()
+        assert torch.equal(ops.mask(w, grouping), expected), name
+        assert torch.equal(grouping.mask(w), expected), name
+        out = torch.bfloat16 if dtype == torch.float32 else dtype
+        seen = ops.masked(w, grouping, out)
+        assert seen.dtype == out
+        assert torch.equal(seen, torch.where(expected, w, 0.0).to(out)), name
+        assert not torch.signbit(seen[~expected]).any(), "pruned weights are +0.0"
+
+
+def small_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.ConvTranspose2d(32, 16, 2)]
+    return nn.Sequential(*convs, nn.Flatten(), nn.Linear(400, 64), nn.Linear(64, 8)).cuda()
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_whole_model_in_one_launch_equals_its_layers_one_by_one(autocast, channels_last):
+    model = small_net()
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    nofm.sparsify_(model, {"2": "2:8", "4": "1:4", "6": "2:4"})
+    assert explain(nofm.sites(model)).count("triton") == 3
+    seen: dict[str, torch.Tensor] = {}
+    for site in nofm.sites(model):
+        site.module.register_forward_pre_hook(lambda m, a, name=site.name: seen.__setitem__(name, m.__dict__.get("weight")))
+    x = torch.randn(4, 3, 8, 8, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+        model(x)
+        in_bulk = dict(seen)
+    for site in nofm.sites(model):
+        expected = torch.where(reference.mask(site.weight.cpu(), site.grouping).cuda(), site.weight, 0.0)
+        assert in_bulk[site.name] is not None, "the masked weights were in place before the layers began"
+        assert torch.equal(in_bulk[site.name], expected.to(torch.bfloat16 if autocast else torch.float32))
+        assert in_bulk[site.name].stride() == site.weight.stride()
+        assert "weight" not in site.module.__dict__, "and are gone after the forward"
+
+
+def test_training_by_kernels_equals_training_by_plain_torch():
+    results = []
+    for path in ("triton", "torch"):
+        model = small_net().double().float()
+        nofm.sparsify_(model, "2:4", preset="all", skip="0")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        nofm.attach(nofm.SRSTE(decay=1e-2), model, optimizer)
+        torch.manual_seed(1)
+        with use(path):
+            for _ in range(5):
+                optimizer.zero_grad()
+                F.cross_entropy(model(torch.randn(8, 3, 8, 8, device="cuda")), torch.randint(8, (8,), device="cuda")).backward()
+                optimizer.step()
+        results.append([p.detach().clone() for p in model.parameters()])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 65536.0])
+@pytest.mark.parametrize("placement", ["gradient", "decoupled"])
+def test_lambda_is_exact_under_a_scaler(fused, scale, placement):
+    def weights_after(decay: float) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        layer = nn.Linear(64, 64, bias=False).cuda()
+        start = layer.weight.detach().clone()
+        nofm.sparsify_(layer, "2:4")
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, fused=fused)
+        nofm.attach(nofm.SRSTE(decay=decay, placement=placement), layer, optimizer)
+        scaler = torch.amp.GradScaler("cuda", init_scale=scale)
+        scaler.scale((layer(torch.zeros(4, 64, device="cuda"))).sum()).backward()  # no gradient but the term
+        scaler.step(optimizer)
+        return start, layer.weight.detach()
+
+    start, after = weights_after(0.25)
+    pruned = ~nofm.mask(start, "2:4")
+    torch.testing.assert_close((start - after)[pruned], 0.25 * start[pruned], rtol=1e-6, atol=0)
+    assert torch.equal(start[~pruned], after[~pruned])
+
+
+def test_sad_is_counted_on_the_device():
+    model = small_net()
+    nofm.sparsify_(model, {"2": "2:8", "4": "1:4", "6": "2:4"})
+    sad, on_host = nofm.SAD(model), nofm.SAD(model, device="cpu")
+    masks = {}
+    for step in range(3):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.02 * torch.randn_like(p))
+        if step == 2:  # another order of bits in the middle of the record
+            model.to(memory_format=torch.channels_last)
+        sad.record(step)
+        on_host.record(step)
+        masks[step] = {site.name: reference.mask(site.weight.cpu(), site.grouping) for site in nofm.sites(model)}
+    for i, j in ((0, 1), (1, 2), (0, 2)):
+        expected = {name: int((masks[i][name] != masks[j][name]).sum()) for name in masks[i]}
+        assert sad.between(i, j) == expected == on_host.between(i, j)
+    assert sad.flip_rate() == on_host.flip_rate()
+    for name, packed in sad.packed(2).items():
+        assert torch.equal(unpack(packed.cpu(), masks[2][name].shape), masks[2][name])
+
+
+def test_compiled_steps_have_no_graph_break_one_compilation_and_the_same_masks():
+    model = small_net()
+    nofm.sparsify_(model, "2:4", preset="all", skip="0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    nofm.attach(nofm.SRSTE(decay=1e-2), model, optimizer)
+    torch._dynamo.reset()
+    compilations = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    compiled = torch.compile(model, backend=compilations, fullgraph=True)
+    x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(8, (8,), device="cuda")
+    for step in range(200):
+        optimizer.zero_grad()
+        F.cross_entropy(compiled(x), y).backward()
+        optimizer.step()
+        if step % 50 == 0:
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    assert compilations.frame_count <= 3, "training, and once more without gradients"
+
+
+def test_a_non_finite_weight_is_named_soon_after():
+    layer = nn.Linear(64, 64, bias=False).cuda()
+    nofm.sparsify_(layer, "2:4")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    nofm.attach(nofm.STE(), layer, optimizer)
+
+    def steps() -> None:
+        for step in range(20):
+            layer(torch.ones(1, 64, device="cuda")).sum().backward()
+            if step == 3:
+                layer.weight.grad[1, 2] = torch.inf
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.cuda.synchronize()
+
+    with pytest.raises(nofm.NonFiniteWeightError, match=r"weight\[1, 2\] is -inf after step 4"):
+        steps()
+
+
+def test_a_whole_step_in_a_cuda_graph():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda()
+    nofm.sparsify_(model, "2:4")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    nofm.attach(nofm.SRSTE(decay=1e-2), model, optimizer)
+    x, y = torch.randn(32, 64, device="cuda"), torch.randint(8, (32,), device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    start = [p.detach().clone() for p in model.parameters()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    momenta = [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+    for _ in range(10):
+        graph.replay()
+    replayed = [p.detach().clone() for p in model.parameters()]
+    with torch.no_grad():
+        for p, before, momentum in zip(model.parameters(), start, momenta, strict=True):
+            p.copy_(before)
+            optimizer.state[p]["momentum_buffer"].copy_(momentum)
+    for _ in range(10):
+        step()
+    for p, expected in zip(model.parameters(), replayed, strict=True):
+        torch.testing.assert_close(p.detach(), expected, rtol=1e-4, atol=1e-5)

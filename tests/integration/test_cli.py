@@ -1,0 +1,203 @@
+"""The command line as its user meets it: help before torch, exit codes, plain lines when piped, and the commands on a real run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nofm.cli.main import COMMANDS, main
+from nofm.recipes import RECIPES
+
+SHORT = [
+    "train", "digits", "--engine.steps", "12", "--engine.log_every", "4", "--engine.eval_every", "6", "--engine.threads", "1",
+    "--schedule.warmup", "3", "--model.width", "16", "--engine.checkpoint_every", "6",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    assert main([*SHORT, "--out", str(out)]) == 0
+    return out
+
+
+HELP = [
+    ["--help"],
+    ["train", "--help"],
+    ["train", "digits", "--help"],
+    ["recipes"],
+    ["report", "--help"],
+    ["cost", "--help"],
+    ["--version"],
+]
+
+
+@pytest.mark.parametrize("args", HELP, ids=" ".join)
+def test_help_comes_without_torch(args):
+    code = f"import sys; from nofm.cli.main import main; code = main({args!r}); assert 'torch' not in sys.modules; sys.exit(code)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+def test_help_names_every_command_and_recipe(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+    assert main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in RECIPES)
+
+
+def test_help_of_a_recipe_shows_its_values_and_the_stable_words(capsys):
+    assert main(["train", "digits", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("--out", "--resume", "--seed", "--device", "--data.root", "--sparsity.pattern", "--sparsity.method.decay", "--optim.lr"):
+        assert word in shown
+    assert "1:16" in shown
+
+
+def test_without_a_command_the_help_comes_with_code_2(capsys):
+    assert main([]) == 2
+    assert "usage: nofm COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_recipes_and_options(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("cifar10/resnet20", "sparsity.pattern", "analyse"):
+        assert word in script
+
+
+def test_recipes_by_glob(capsys):
+    assert main(["recipes", "imagenet/*"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["imagenet/resnet18", "imagenet/resnet50"]
+    assert main(["recipes", "imagnet/*"]) == 2
+    assert "matches no recipe" in capsys.readouterr().err
+
+
+def test_options_go_before_the_file_and_the_file_before_the_recipe(tmp_path):
+    (tmp_path / "run.toml").write_text("seed = 5\noptim.lr = 0.03\n[engine]\nsteps = 9\n")
+    out = tmp_path / "run"
+    assert (
+        main([*SHORT[:2], "--config", str(tmp_path / "run.toml"), "--engine.steps", "2", "--schedule.warmup", "1", "--out", str(out)]) == 0
+    )
+    config = json.loads((out / "run.json").read_text())["config"]
+    assert (config["seed"], config["optim"]["lr"], config["engine"]["steps"], config["model"]["width"]) == (5, 0.03, 2, 16)
+
+
+def test_flags_are_read_in_every_spelling(tmp_path):
+    from nofm.cli.options import parse
+    from nofm.recipes import find
+
+    base = find("digits")
+    for args, value in (
+        (["--engine.ema", "0.5", "--engine.channels_last"], True),
+        (["--engine.channels-last", "true"], True),
+        (["--engine.channels_last=false"], False),
+        (["--engine.no_channels_last"], False),
+    ):
+        config, _, origins = parse("digits", base, args)
+        assert config.engine.channels_last is value
+        assert origins
+    assert parse("digits", base, ["--optim.betas", "0.8", "0.9"])[0].optim.betas == (0.8, 0.9)
+    assert parse("digits", base, ["--sparsity.skip"])[0].sparsity.skip == ()
+
+
+def test_piped_output_is_plain_lines(tmp_path, capsys):
+    assert main([*SHORT, "--out", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "\x1b" not in "".join(lines)
+    assert any(line.startswith("step 4 ") and "loss" in line and "SAD" in line and "images/s" in line for line in lines)
+    assert any("eval" in line and "accuracy" in line for line in lines)
+    assert lines[-1].startswith("done in")
+
+
+def test_a_terminal_gets_a_progress_bar(tmp_path):
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nofm", *SHORT, "--out", str(tmp_path / "run")], stdout=theirs, stderr=theirs, env=env
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+    assert process.wait() == 0, shown.decode()
+    for word in (b"12/12", b"loss", b"accuracy", b"SAD", b"images/s", b"\x1b["):
+        assert word in shown
+
+
+def test_check_tells_a_sparse_file_from_a_dense_one(run, tmp_path, capsys):
+    import torch
+    from safetensors.torch import save_file
+
+    assert main(["check", str(run / "model.safetensors")]) == 0
+    assert "1:16" in capsys.readouterr().out
+    save_file({"w": torch.ones(4, 4)}, tmp_path / "dense.safetensors")
+    assert main(["check", str(tmp_path / "dense.safetensors"), "--pattern", "2:4"]) == 1
+    assert main(["check", str(tmp_path / "nowhere")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_analyse_gives_sad_between_any_two_saved_steps(run, capsys):
+    from safetensors.torch import load_file
+
+    import nofm
+
+    before, after = (load_file(run / "masks" / f"step-{step:08d}.safetensors") for step in (6, 12))
+    shapes = {"conv2": (16, 16, 3, 3), "conv3": (32, 16, 3, 3)}
+    expected = {
+        name: int((nofm.masks.unpack(before[name], torch_size(s)) != nofm.masks.unpack(after[name], torch_size(s))).sum())
+        for name, s in shapes.items()
+    }
+    assert main(["analyse", str(run), "--steps", "6", "12"]) == 0
+    rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert {name: int(rows[name].replace(",", "")) for name in shapes} == expected
+    assert int(rows["all"].replace(",", "")) == sum(expected.values())
+    assert main(["analyse", str(run)]) == 0
+    assert "between step 0 and step 12" in capsys.readouterr().out
+    assert main(["analyse", str(run), "--steps", "6", "7"]) == 2
+    assert "there are 0, 6, 12" in capsys.readouterr().err
+
+
+def torch_size(shape):
+    import torch
+
+    return torch.Size(shape)
+
+
+def test_cost_of_the_papers_network(capsys):
+    assert main(["cost", "torchvision/resnet50", "--pattern", "2:4", "--preset", "paper"]) == 0
+    shown = capsys.readouterr().out
+    assert "4.089" in shown
+    assert "13.781" in shown  # the paper's 13.8 M
+    assert main(["cost", "resnet50"]) == 2
+    assert "did you mean 'torchvision/resnet50'" in capsys.readouterr().err
+    assert main(["cost", "cnn", "--input", "1", "8"]) == 2
+
+
+def test_report_of_a_run(run, tmp_path, capsys):
+    assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 0
+    assert "digits" in (tmp_path / "page.html").read_text()
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "no run folder" in capsys.readouterr().err
+
+
+def test_lines_show_a_resumed_run():
+    from nofm.cli.progress import Lines
+
+    stream = io.StringIO()
+    Lines(Path("runs/x"), stream).log({"event": "start", "step": 40, "resumed_from": 40})
+    assert stream.getvalue() == "run runs/x, resumed from step 40\n"

@@ -1,0 +1,120 @@
+"""Configurations: they survive the way through a file, say where a wrong value came from, and know the methods that exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import typing
+
+import pytest
+
+from nofm.engine.config import ConfigError, EngineConfig, MethodConfig, RunConfig
+from nofm.engine.resolve import differences, from_dict, keys, leaves, merge, near, read_toml, says, to_dict
+from nofm.engine.validate import METHOD_OPTIONS, OWN_MODELS, check
+from nofm.recipes import RECIPES, describe, find, listed
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_survives_the_way_through_json(name):
+    config = find(name)
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_right_but_for_its_data(name):
+    config = find(name)
+    if config.data.name == "digits":
+        check(config)
+    else:
+        with pytest.raises(ConfigError) as told:
+            check(config)
+        assert str(told.value).splitlines() == [f"data.root = none: {config.data.name} needs the folder of its files: --data.root PATH"]
+
+
+def test_the_imagenet_recipe_has_the_settings_of_the_paper():
+    c = find("imagenet/resnet50")
+    assert (c.engine.batch_size, c.engine.epochs, c.optim.lr, c.optim.momentum, c.optim.weight_decay) == (256, 120, 0.1, 0.9, 5e-5)
+    assert (c.schedule.kind, c.schedule.warmup, c.schedule.final) == ("cosine", 5, 0)
+    assert (c.sparsity.method.kind, c.sparsity.method.decay, c.sparsity.preset) == ("srste", 2e-4, "paper")
+
+
+def test_recipes_are_found_by_glob_and_described():
+    assert listed("cifar10/*") == ["cifar10/resnet18", "cifar10/resnet20"]
+    assert all(describe(name) for name in RECIPES)
+
+
+def test_methods_and_their_options_are_those_of_the_registry():
+    import nofm
+
+    options = {name: tuple(f.name for f in dataclasses.fields(info.method)) for name, info in nofm.METHODS.items()}
+    assert options == METHOD_OPTIONS
+    hints = typing.get_type_hints(MethodConfig)
+    for info in nofm.METHODS.values():
+        for f in dataclasses.fields(info.method):
+            assert getattr(MethodConfig(), f.name) is None
+            assert f.name in hints
+
+
+def test_own_models_are_those_of_the_registry():
+    from nofm.tasks.models import MODELS
+
+    assert set(MODELS) == set(OWN_MODELS)
+
+
+def test_every_key_has_help_and_a_type_in_words():
+    from pathlib import Path
+
+    import nofm.engine.config as module
+
+    source = Path(module.__file__).read_text()
+    for key, kind in leaves().items():
+        assert says(kind) != "a group of keys"
+        name = key.rpartition(".")[2]
+        assert f"    {name}: " in source
+    assert {"optim.lr", "sparsity.method.decay", "data.root", "seed", "device", "out"} <= set(keys())
+
+
+def test_merging_changes_only_what_is_named():
+    base = to_dict(find("digits"))
+    merged = merge(base, {"optim": {"lr": 0.5}, "seed": 3})
+    assert list(differences(base, merged)) == [("optim.lr", 0.1, 0.5), ("seed", 0, 3)]
+    assert list(differences(base, to_dict(find("digits")))) == []
+
+
+def test_a_file_says_the_line_of_each_key(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('seed = 3\n\n[optim]\nlr = 0.5 # half\n[sparsity.method]\nkind = "ste"\n')
+    values, origins = read_toml(path)
+    assert values == {"seed": 3, "optim": {"lr": 0.5}, "sparsity": {"method": {"kind": "ste"}}}
+    assert origins["seed"] == "run.toml:1 seed ="
+    assert origins["optim.lr"] == "run.toml:4 optim.lr ="
+    assert origins["sparsity.method.kind"] == "run.toml:6 sparsity.method.kind ="
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "hint"),
+    [
+        ("lr", ["optim.lr", "seed"], "; did you mean 'optim.lr'?"),
+        ("cosin", ["cosine", "step"], "; did you mean 'cosine'?"),
+        ("engine.batchsize", ["engine.batch_size"], "; did you mean 'engine.batch_size'?"),
+        ("zzz", ["cosine", "step"], ""),
+    ],
+)
+def test_the_near_miss(word, options, hint):
+    assert near(word, options) == hint
+
+
+def test_world_size_counts_in_the_batch(monkeypatch):
+    config = dataclasses.replace(RunConfig(), engine=EngineConfig(steps=1, batch_size=6))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    check(config)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="processes 4"):
+        check(config)
+
+
+def test_configuration_needs_no_torch():
+    code = "import sys, nofm.recipes, nofm.engine.validate, nofm.engine.resolve; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,141 @@
+"""fold_ writes the zeros in and changes nothing else: same outputs, plain classes, no traces. densify_ takes sparsity away."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nofm
+from nofm.layers import SparseModule
+
+torch.set_num_threads(1)  # tiny tensors, for which threads cost more than they save
+
+
+class Net(nn.Module):
+    """Layers of several kinds, one of them never sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3)
+        self.conv = nn.Conv2d(8, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(self.stem(x))).flatten(2).mT
+        return self.head(self.rnn(self.block(x))[0])
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+_X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def _shape_of(model: nn.Module) -> list[Any]:
+    return [
+        (name, type(module), sorted(vars(module)), sorted(module._buffers), sorted(module._non_persistent_buffers_set))
+        for name, module in model.named_modules()
+    ]
+
+
+def _bits(weight: Tensor) -> Tensor:
+    return weight.detach().view(torch.int32)
+
+
+@pytest.mark.parametrize("verb", [nofm.fold_, nofm.densify_])
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+def test_the_model_is_plain_again_without_traces(net: Net, verb: Any, frozen: bool) -> None:
+    before, parameters = _shape_of(net), [id(p) for p in net.parameters()]
+    nofm.sparsify_(net, "2:4")
+    assert isinstance(net.head, nn.Linear)
+    assert isinstance(net.conv, SparseModule)
+    assert isinstance(net.conv, nn.Conv2d)
+    net(_X).sum().backward()
+    if frozen:
+        for site in nofm.sites(net):
+            site.freeze(site.mask())
+    assert verb(net) is net
+    assert _shape_of(net) == before
+    assert type(net.conv) is nn.Conv2d
+    assert [id(p) for p in net.parameters()] == parameters
+    assert not list(nofm.sites(net))
+    net(_X)
+
+
+def test_fold_changes_no_output_and_writes_positive_zeros(net: Net) -> None:
+    nofm.sparsify_(net, "2:4")
+    masks = {site.key: site.mask() for site in nofm.sites(net)}
+    dense = {name: p.detach().clone() for name, p in net.named_parameters()}
+    net.eval()
+    expected = net(_X)
+    nofm.fold_(net)
+    assert torch.equal(net(_X), expected)
+    for name, weight in net.named_parameters():
+        mask = masks.get(name, torch.ones_like(weight, dtype=torch.bool))
+        assert torch.equal(_bits(weight)[mask], _bits(dense[name])[mask]), name
+        assert not _bits(weight)[~mask].any(), name  # not one -0.0
+    assert len(masks) == 7
+
+
+def test_fold_writes_what_a_frozen_mask_shows(net: Net) -> None:
+    nofm.sparsify_(net, {"head": "2:4"})
+    (site,) = nofm.sites(net)
+    other = ~site.mask()
+    expected = net.head.weight.detach().where(other, 0.0)
+    site.freeze(other)
+    nofm.fold_(net)
+    assert torch.equal(net.head.weight, expected)
+
+
+def test_densify_leaves_the_dense_weights_and_outputs(net: Net) -> None:
+    dense = copy.deepcopy(net)
+    nofm.sparsify_(net, "2:4")
+    net(_X)
+    nofm.densify_(net)
+    for name, weight in net.named_parameters():
+        assert torch.equal(weight, dense.get_parameter(name)), name
+    dense.load_state_dict(net.state_dict())
+    assert torch.equal(net(_X), dense(_X))
+
+
+def test_a_folded_model_can_be_made_sparse_again(net: Net) -> None:
+    nofm.sparsify_(net, "2:4")
+    nofm.fold_(net)
+    folded = copy.deepcopy(net.state_dict())
+    nofm.sparsify_(net, "2:4")
+    nofm.fold_(net)
+    assert all(torch.equal(tensor, folded[key]) for key, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_non_finite_weight_is_named_and_nothing_is_written(net: Net, value: float) -> None:
+    nofm.sparsify_(net, "2:4")
+    with torch.no_grad():
+        net.rnn.weight_hh_l0[3, 5] = value
+    before, shape = {name: _bits(p).clone() for name, p in net.named_parameters()}, _shape_of(net)
+    with pytest.raises(nofm.NonFiniteWeightError, match=r"^rnn\.weight_hh_l0\[3, 5\] is ") as caught:
+        nofm.fold_(net)
+    assert (caught.value.parameter, caught.value.index) == ("rnn.weight_hh_l0", (3, 5))
+    assert _shape_of(net) == shape
+    for name, parameter in net.named_parameters():
+        assert torch.equal(_bits(parameter), before[name]), name
+
+
+def test_fold_keeps_what_autograd_knows(net: Net) -> None:
+    net.head.weight.requires_grad_(False)
+    nofm.sparsify_(net, "2:4", preset="paper")
+    nofm.fold_(net)
+    assert not net.head.weight.requires_grad
+    assert net.conv.weight.is_leaf
+    net(_X).sum().backward()
+    assert net.conv.weight.grad is not None
