@@ -156,36 +156,58 @@ class SparseModule(nn.Module):
     _nofm_reads: tuple[str, ...]  # the names of the modules below whose weights this one reads
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # Everything that changes a module is in this one function: where the compiler gives up on it, at a graph break inside the
-        # layer, it then runs as plain Python, and is not compiled piece by piece. The compiler cannot trace the number of a thread.
-        compiling = torch.compiler.is_compiling()
-        thread = 0 if compiling else threading.get_ident()
-        if not compiling and self.__dict__.get("_nofm_ready") == thread:  # `bulk` has all masked weights of the model in place
+        if torch.compiler.is_compiling():
+            return self._traced_forward(*args, **kwargs)
+        thread = threading.get_ident()
+        if self.__dict__.get("_nofm_ready") == thread:  # `bulk` has all masked weights of the model in place
             return super().forward(*args, **kwargs)
         shown: list[SparseModule] = []
         try:
             for module in unit_of(self):
-                owner = module.__dict__.get("_nofm_thread")
-                if owner is not None and (owner == thread or compiling):
-                    continue  # an enclosing unit has the masked weights in place, or the layer calls itself
-                if module.__dict__.setdefault("_nofm_thread", thread) != thread:  # one step, so that two threads cannot both pass
+                owner = module.__dict__.setdefault("_nofm_thread", thread)  # one step, so that two threads cannot both pass
+                if owner != thread:
                     raise LayerError(
                         f"{type(module).__name__} is in forward in another thread, which would take its masked weights away; "
                         "give each thread a copy, or fold_ the model"
                     )
+                if "_nofm_hidden" in module.__dict__:
+                    continue  # an enclosing unit has the masked weights in place, or the layer calls itself
                 shown.append(module)
+                module.__dict__["_nofm_hidden"] = {}
                 masked = _masked(module)
                 module.__dict__["_nofm_hidden"] = {name: module.__dict__.get(name) for name in masked}
                 module.__dict__.update(masked)  # hides the parameters of these names
             return super().forward(*args, **kwargs)
         finally:
             for module in shown:
-                for name, before in module.__dict__.pop("_nofm_hidden", {}).items():
+                for name, before in module.__dict__.pop("_nofm_hidden").items():
                     if before is None:
                         del module.__dict__[name]
                     else:
                         module.__dict__[name] = before
                 del module.__dict__["_nofm_thread"]
+
+    def _traced_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same for the compiler, which cannot follow attributes that come and go: here the masked weight stands in the
+        parameter's own place. What it runs is traced once and then is a graph, without threads and without modules."""
+        hidden: list[tuple[dict[str, Any], str, Any]] = []
+        shown: list[SparseModule] = []
+        try:
+            for module in unit_of(self):
+                if module.__dict__["_nofm_traced"]:
+                    continue
+                module.__dict__["_nofm_traced"] = True
+                shown.append(module)
+                for name, masked in _masked(module).items():
+                    place = module._parameters if name in module._parameters else module.__dict__
+                    hidden.append((place, name, place[name]))
+                    place[name] = masked
+            return super().forward(*args, **kwargs)
+        finally:
+            for place, name, stored in hidden:
+                place[name] = stored
+            for module in shown:
+                module.__dict__["_nofm_traced"] = False
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -232,7 +254,7 @@ def swap_readers_(model: nn.Module) -> None:
 def _swap_class_(module: nn.Module) -> SparseModule:
     if not isinstance(module, SparseModule):
         module.__class__ = _sparse_class(type(module))
-        module.__dict__.update(_nofm={}, _nofm_reads=())
+        module.__dict__.update(_nofm={}, _nofm_reads=(), _nofm_traced=False)
     assert isinstance(module, SparseModule)
     return module
 
@@ -242,7 +264,7 @@ def restore_class_(module: SparseModule) -> None:
     for param in module._nofm:
         module._buffers.pop(_buffer(param), None)
         module._non_persistent_buffers_set.discard(_buffer(param))
-    for attribute in ("_nofm", "_nofm_reads"):
+    for attribute in ("_nofm", "_nofm_reads", "_nofm_traced"):
         del module.__dict__[attribute]
     module.__class__ = dense_class(type(module))
 

@@ -11,7 +11,7 @@ Shape suffixes: G groups, M weights of a group. A tensor `x_GM` has any leading 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -122,8 +122,27 @@ def magnitude_key(weight: Tensor) -> Tensor:
     """|weight| as integers that order as the magnitudes do: 0 for +-0, then denormals, ..., Inf, and NaN above all."""
     if weight.dtype not in _BITS:
         raise PatternError(f"an N:M mask is made from floating-point weights ({', '.join(map(str, _BITS))}), got {weight.dtype}")
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(weight):
+        key: Tensor = _Key.apply(weight.detach())
+        return key
     bits = weight.detach().view(_BITS[weight.dtype])
     return bits & torch.iinfo(bits.dtype).max
+
+
+class _Key(torch.autograd.Function):
+    """`magnitude_key` under vmap, for torch versions that cannot look at the bits of a batch."""
+
+    @staticmethod
+    def forward(weight: Tensor) -> Tensor:
+        return magnitude_key(weight)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], weight: Tensor) -> tuple[Tensor, Any]:
+        return magnitude_key(weight), in_dims[0]
 
 
 def keep_top(key_GM: Tensor, n: int) -> Tensor:
@@ -158,9 +177,10 @@ def check_finite(weight: Tensor, name: str, step: int | None = None) -> None:
     """Raise `NonFiniteWeightError` with the first NaN or Inf of `weight`, if there is one."""
     if weight.device.type == "meta" or hasattr(weight, "fake_mode"):  # a shape without values
         return
-    if weight.isfinite().all():
+    values = weight.float() if weight.element_size() == 1 else weight  # torch 2.11 knows little about float8
+    if values.isfinite().all():
         return
-    index = tuple((~weight.isfinite()).nonzero()[0].tolist())
+    index = tuple((~values.isfinite()).nonzero()[0].tolist())
     raise NonFiniteWeightError(name, index, weight[index].item(), step)
 
 

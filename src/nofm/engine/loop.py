@@ -172,11 +172,13 @@ class Trainer:
     def _measured(self, task: Task) -> dict[str, float]:
         task.eval()
         sums: dict[str, Tensor] = {}
-        for batch in self.loader.test():
-            with self.precision.autocast():
-                for name, value in task.measure(self._on_device(batch)).items():
-                    sums[name] = sums[name] + value if name in sums else value
-            self._look_for_stop()
+        with self.world.silent(task):
+            for batch in self.loader.test():
+                with self.precision.autocast():
+                    for name, value in task.measure(self._on_device(batch)).items():
+                        sums[name] = sums[name] + value if name in sums else value
+                if self.world.size == 1:
+                    self._look_for_stop()
         names = sorted(sums)
         totals = self.world.total(torch.stack([sums[name] for name in names])).tolist()
         return task.metrics(dict(zip(names, totals, strict=True)))

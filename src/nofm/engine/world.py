@@ -58,6 +58,20 @@ class World:
             model.set_requires_gradient_sync(last)
         yield
 
+    @contextmanager
+    def silent(self, task: Task) -> Iterator[None]:
+        """For evaluation, where processes may have different numbers of batches: no forward inside talks to the others."""
+        sharded: list[Any] = [module for module in task.modules() if hasattr(module, "set_reshard_after_forward")]
+        for module in sharded:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in sharded:
+                module.reshard()
+                module.set_reshard_after_forward(module is not task.model, recurse=False)
+
     def total(self, values: Tensor) -> Tensor:
         """The sum over all processes."""
         if self.size > 1:

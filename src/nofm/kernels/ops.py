@@ -96,7 +96,7 @@ def _stride(weight: Tensor, grouping: Grouping) -> int:
 
 def compiled_masked(weight: Tensor, grouping: Grouping, dtype: torch.dtype) -> Tensor | None:
     """The masked weight inside compiled code, as one operator with the straight-through gradient; None where it has none to offer."""
-    if not _operator or not (weight.is_cuda or interpreting()) or grouping.pattern.m > MAX_M_TRITON or torch.compiler.is_exporting():
+    if not _operator or not (weight.is_cuda or _INTERPRETING) or grouping.pattern.m > MAX_M_TRITON or torch.compiler.is_exporting():
         return None  # exported programs keep to plain operations, which run where nofm is not installed
     stride = axis_stride(weight, grouping)
     if stride is None:
@@ -106,11 +106,12 @@ def compiled_masked(weight: Tensor, grouping: Grouping, dtype: torch.dtype) -> T
 
 
 _operator: list[Any] = []
+_INTERPRETING = interpreting()  # the compiler does not read the environment
 
 
 def register_operator() -> None:
     """Make `nofm::masked` known to torch. Not at import, since it brings Triton along, and not while compiling."""
-    if _operator or not (torch.cuda.is_available() or interpreting()) or not has_triton():
+    if _operator or not (torch.cuda.is_available() or _INTERPRETING) or not has_triton():
         return
     from torch.library import triton_op, wrap_triton
 

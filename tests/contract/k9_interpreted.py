@@ -1,0 +1,138 @@
+"""The Triton kernels against the oracle, through Triton's interpreter. A process of its own, started by test_k9_kernels.py with
+TRITON_INTERPRET=1, which has to be set before Triton is imported. Prints one line for each thing that was compared.
+
+The interpreter rounds fp32 to bf16 towards zero, a real GPU to nearest; so weights here have few enough digits to be exact in bf16.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+
+import nofm
+from nofm.kernels import multi, ops, reference
+from nofm.kernels.select import explain, use
+from nofm.masks import Grouping, unpack
+from nofm.patterns import Pattern
+
+PATTERNS = ("1:2", "2:4", "1:4", "3:4", "4:8", "2:8", "1:16", "8:16", "16:32", "5:12", "4:4")
+
+
+def weights() -> dict[str, tuple[torch.Tensor, int]]:
+    torch.manual_seed(0)
+
+    def exact(*shape: int) -> torch.Tensor:  # ties in most groups, zeros of both signs
+        w = (torch.randn(shape) * 8).round() / 8
+        w.view(-1)[::7] = -0.0
+        return w
+
+    return {
+        "linear": (exact(6, 96), 1),
+        "conv": (exact(4, 96, 3, 3), 1),
+        "conv channels_last": (exact(4, 96, 3, 3).to(memory_format=torch.channels_last), 1),
+        "transposed": (exact(96, 20).t(), 1),
+        "transposed conv": (exact(96, 3, 2, 2), 0),
+        "unaligned": (exact(5 * 96 + 1)[1:].view(5, 96), 1),
+    }
+
+
+def compare_masks(pattern: str, dtype: torch.dtype) -> None:
+    named = [(name, w.to(dtype), Grouping(Pattern(pattern), axis)) for name, (w, axis) in weights().items()]
+    special = torch.tensor([[0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, 1.0, -1.0] * 12], dtype=torch.float32).to(dtype)
+    named.append(("special values", special, Grouping(Pattern(pattern), 1)))
+    expected = [reference.mask(w, g) for _, w, g in named]
+    ws, gs = [w for _, w, _ in named], [g for _, _, g in named]
+    assert all(multi.axis_stride(w, g) is not None for w, g in zip(ws, gs, strict=True))
+    outs = [torch.full_like(w, 7.0) for w in ws]
+    multi.Fleet().masked_into(ws, gs, outs)
+    for (name, w, g), out, mask in zip(named, outs, expected, strict=True):
+        assert torch.equal(out, torch.where(mask, w, 0.0)), (pattern, name)
+        assert not torch.signbit(out[~mask]).any(), (pattern, name)
+        with use("triton"):
+            assert torch.equal(ops.mask(w, g), mask), (pattern, name)
+    ws, gs, expected = ws[:-1], gs[:-1], expected[:-1]  # the interpreter's own arithmetic loses denormals
+    grads = [torch.ones_like(w) for w in ws]
+    for sign in (False, True):
+        after = [g.clone() for g in grads]
+        multi.Fleet().refine_into(ws, gs, after, torch.arange(1.0, len(ws) + 1), torch.tensor(0.5), sign)
+        for i, (w, mask) in enumerate(zip(ws, expected, strict=True)):
+            term = torch.where(mask, 0.0, w.float().sign() if sign else w.float())
+            torch.testing.assert_close(after[i].float(), (1 + 0.5 * (i + 1) * term).to(dtype).float(), rtol=1e-2, atol=1e-6)
+            assert torch.equal(after[i][mask], grads[i][mask]), "kept weights get no term"
+    print("compared", pattern, dtype)
+
+
+def compare_bits(pattern: str) -> None:
+    named = [(w, Grouping(Pattern(pattern), axis)) for w, axis in weights().values()]
+    named = [(w, g) for w, g in named if multi.bits_bytes(w, g) is not None]
+    if not named:
+        return
+    ws, gs = [w for w, _ in named], [g for _, g in named]
+    moved = [w + (torch.randn_like(w) * 4).round() / 8 for w in ws]
+    fleet = multi.Fleet()
+    bits, later = ([torch.full((multi.bits_bytes(w, g) or 0,), 255, dtype=torch.uint8) for w, g in named] for _ in range(2))
+    fleet.bits_into(ws, gs, bits, None)
+    counts = fleet.bits_into(moved, gs, later, bits)
+    for i, (w, g) in enumerate(named):
+        stride = multi.axis_stride(w, g) or 0
+        assert torch.equal(multi.unpack_bits(bits[i], multi.bits_lane(g), w.shape, w.stride(), stride), reference.mask(w, g)), pattern
+        assert int(counts[i]) == int((reference.mask(w, g) != reference.mask(moved[i], g)).sum()), pattern
+    print("compared bits", pattern)
+
+
+def compare_training() -> None:
+    """Five steps of SR-STE by the kernels and by plain torch: the same weights, the same SAD."""
+    results = []
+    for path in ("triton", "torch"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(256, 32), nn.Linear(32, 4))
+        with use(path):
+            nofm.sparsify_(model, {"1": "2:8", "3": "1:16"})
+            assert explain(nofm.sites(model)).count(path) == 2
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+            nofm.attach(nofm.SRSTE(decay=0.05), model, optimizer)
+            sad = nofm.SAD(model)
+            sad.record(0)
+            for step in range(1, 6):
+                optimizer.zero_grad()
+                model(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+                optimizer.step()
+                sad.record(step)
+            masks = {site.name: unpack(sad.packed(5)[site.name], site.weight.shape) for site in nofm.sites(model)}
+            results.append(([p.detach() for p in model.parameters()], sad.flip_rate(), masks))
+    for a, b in zip(results[0][0], results[1][0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    assert results[0][1] == results[1][1]
+    assert all(torch.equal(results[0][2][name], results[1][2][name]) for name in results[0][2])
+    print("compared training")
+
+
+def compile_one_node_a_layer() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.Linear(32, 8))
+    nofm.sparsify_(model, "2:8")
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    x = torch.randn(4, 64)
+    torch.testing.assert_close(compiled(x), model(x))
+    compiled(x).sum().backward()
+    # torch 2.11 shows the kernel inside the operator instead of the operator
+    one = ("nofm.masked", "triton_kernel_wrapper")
+    nodes = [node for graph in counter.graphs for node in graph.graph.nodes if any(name in str(node.target) for name in one)]
+    assert counter.frame_count == 1
+    assert len(nodes) == 2, nodes
+    assert model[0].weight.grad is not None
+    print("compared compiled")
+
+
+if __name__ == "__main__":
+    for text in PATTERNS:
+        for kind in (torch.float32, torch.bfloat16, torch.float16):
+            compare_masks(text, kind)
+        compare_bits(text)
+    compare_training()
+    compile_one_node_a_layer()
+    sys.exit(0)

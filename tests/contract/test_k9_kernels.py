@@ -1,0 +1,161 @@
+"""K9: every fast path to a mask gives what the oracle gives, and what training by it gives is what plain torch gives.
+
+The C kernels run here as they are; the Triton kernels through Triton's interpreter, in a process of their own; tests/gpu runs them
+on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import nofm
+from nofm.kernels import cpu, ops, reference
+from nofm.kernels.select import choose, explain, use
+from nofm.masks import Grouping
+from nofm.patterns import Pattern
+
+PATTERNS = ("1:2", "2:4", "1:4", "3:4", "4:8", "2:8", "1:16", "8:16", "16:32", "5:12", "3:3", "40:64")
+
+
+def weights(m: int) -> dict[str, tuple[torch.Tensor, int]]:
+    torch.manual_seed(m)
+
+    def tied(*shape: int) -> torch.Tensor:
+        w = torch.randn(shape)
+        w = torch.where(torch.rand(shape) < 0.5, (w * 2).round() / 2, w)
+        w.view(-1)[::97], w.view(-1)[1::89], w.view(-1)[2::61] = -0.0, 1e-40, 3.4e38
+        return w
+
+    return {
+        "linear": (tied(37, 6 * m), 1),
+        "one group": (tied(1, m), 1),
+        "conv": (tied(7, 3 * m, 3, 3), 1),
+        "conv channels_last": (tied(7, 3 * m, 3, 3).to(memory_format=torch.channels_last), 1),
+        "transposed": (tied(3 * m, 131).t(), 1),
+        "transposed conv": (tied(2 * m, 5, 2, 2), 0),
+        "many groups": (tied(300_000 // m, m), 1),
+    }
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_c_kernels_are_the_oracle_bit_for_bit(pattern):
+    n, m = Pattern(pattern).n, Pattern(pattern).m
+    for name, (w, axis) in weights(m).items():
+        grouping = Grouping(Pattern(pattern), axis)
+        expected = reference.mask(w, grouping)
+        assert choose(w, grouping) == "cpu", name
+        assert torch.equal(ops.mask(w, grouping), expected), name
+        seen = ops.masked(w, grouping)
+        assert torch.equal(seen, torch.where(expected, w, 0.0)), name
+        assert not torch.signbit(seen[~expected]).any(), name
+        assert seen.stride() == w.stride(), name
+        for sign in (False, True):
+            out = torch.randn_like(w)
+            term = torch.where(expected, 0.0, w.sign() if sign else w)
+            plain = out + 0.25 * term
+            cpu.refine_(w, out, 0.25, sign, n, m, w.stride(axis))
+            assert torch.equal(out, plain), name
+        moved = w.clone(memory_format=torch.preserve_format)
+        cpu.refine_(moved, moved, -0.5, False, n, m, w.stride(axis))
+        assert torch.equal(moved, w - 0.5 * torch.where(expected, 0.0, w)), "also onto the weight itself"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_c_kernels_in_threads(threads):
+    w, grouping = torch.randn(2048, 512), Grouping(Pattern("2:4"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(ops.mask(w, grouping), reference.mask(w, grouping))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("refine", ["weight", "sign", "gradient"])
+@pytest.mark.parametrize("optimizer_kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_training_by_the_c_kernels_is_training_by_plain_torch_bit_for_bit(refine, optimizer_kind):
+    results = []
+    for path in ("cpu", "torch"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(256, 32), nn.Linear(32, 4))
+        with use(path):
+            nofm.sparsify_(model, {"1": "2:8", "3": "1:16"})
+            optimizer = optimizer_kind(model.parameters(), lr=0.01)
+            nofm.attach(nofm.SRSTE(decay=0.125, refine=refine), model, optimizer)
+            for step in range(10):
+                optimizer.zero_grad()
+                model(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+                optimizer.step()
+        results.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_triton_kernels_are_the_oracle_in_the_interpreter():
+    script = Path(__file__).with_name("k9_interpreted.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    environment.pop("NOFM_KERNELS", None)
+    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    lines = result.stdout.splitlines()
+    assert sum(line.startswith("compared") for line in lines) >= 33 + 8 + 2, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("weight", "pattern", "path"),
+    [
+        (torch.zeros(4, 8), "2:4", "cpu"),
+        (torch.zeros(4, 8, dtype=torch.float64), "2:4", "torch"),
+        (torch.zeros(4, 8, dtype=torch.bfloat16), "2:4", "torch"),
+        (torch.zeros(4, 16)[:, ::2], "2:4", "torch"),
+        (torch.zeros(4, 130), "1:65", "torch"),
+        (torch.zeros(4, 8, device="meta"), "2:4", "torch"),
+        (torch.zeros(0, 8), "2:4", "torch"),
+    ],
+    ids=["fp32", "fp64", "bf16", "gaps", "large-m", "meta", "empty"],
+)
+def test_select(weight, pattern, path):
+    assert choose(weight, Grouping(Pattern(pattern))) == path
+
+
+def test_forcing_a_path(monkeypatch):
+    w, grouping = torch.randn(4, 8), Grouping(Pattern("2:4"))
+    with use("torch"):
+        assert choose(w, grouping) == "torch"
+        with use("cpu"):
+            assert choose(w, grouping) == "cpu"
+    monkeypatch.setenv("NOFM_KERNELS", "torch")
+    assert choose(w, grouping) == "torch"
+    monkeypatch.setenv("NOFM_KERNELS", "cuda")
+    with pytest.raises(nofm.NofmError, match="NOFM_KERNELS='cuda' is not one of triton, cpu, torch"):
+        choose(w, grouping)
+    monkeypatch.delenv("NOFM_KERNELS")
+    with use("cpu"), pytest.raises(nofm.NofmError, match=r"cannot serve this weight: the C kernels take fp32, not torch\.float64"):
+        choose(w.double(), grouping)
+
+
+def test_explain_says_which_path_and_why():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).double(), nn.Linear(8, 8))
+    nofm.sparsify_(model, {"0": "2:4", "1": "2:4"})
+    first, second = explain(nofm.sites(model)).splitlines()
+    assert first.split() == ["0", "2:4", "cpu"]
+    assert second.endswith("torch    the C kernels take fp32, not torch.float64")
+
+
+def test_without_a_compiler_plain_torch_serves(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", str(tmp_path / "no-such-compiler"))
+    cpu._library.cache_clear()
+    try:
+        w, grouping = torch.randn(4, 8), Grouping(Pattern("2:4"))
+        assert "no-such-compiler" in (cpu.unavailable() or "")
+        assert choose(w, grouping) == "torch"
+        assert torch.equal(ops.mask(w, grouping), reference.mask(w, grouping))
+    finally:
+        cpu._library.cache_clear()
