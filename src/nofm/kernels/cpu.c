@@ -95,11 +95,18 @@ INLINE void mask(const uint32_t *w, uint8_t *flags, int64_t begin, int64_t end, 
     FOR_EACH_BLOCK(flags[at] = keep & 1u)
 }
 
+typedef union {
+    float number;
+    uint32_t bits;
+} word;
+
 INLINE void refine(const float *w, float *out, float factor, int sign, int64_t begin, int64_t end, int n, int m_size, int64_t k) {
     FOR_EACH_BLOCK({
         float x = sign ? (float)(w[at] > 0.0f) - (float)(w[at] < 0.0f) : w[at];
-        float moved = out[at] + factor * x;
-        out[at] = keep ? out[at] : moved;
+        word before = {out[at]};
+        word after = {out[at] + factor * x};
+        before.bits = (before.bits & keep) | (after.bits & ~keep); /* no branch: half of them would be mispredicted */
+        out[at] = before.number;
     })
 }
 
@@ -130,7 +137,10 @@ void nofm_mask(const uint32_t *w, uint8_t *flags, int64_t begin, int64_t end, in
 
 /* out += factor * w where pruned (sign: factor * sign(w)). `out` may be `w` itself: a block is ranked before it is written. */
 void nofm_refine(const float *w, float *out, float factor, int sign, int64_t begin, int64_t end, int n, int m_size, int64_t k) {
-#define CALL(M) if (k == 1) refine(w, out, factor, sign, begin, end, n, M, 1); else refine(w, out, factor, sign, begin, end, n, M, k)
+#define CALL(M)                                                                                 \
+    if (k == 1 && !sign) refine(w, out, factor, 0, begin, end, n, M, 1);                        \
+    else if (!sign) refine(w, out, factor, 0, begin, end, n, M, k);                             \
+    else refine(w, out, factor, 1, begin, end, n, M, k)
     FOR_USUAL_M(CALL)
 #undef CALL
 }
