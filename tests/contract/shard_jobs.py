@@ -131,6 +131,29 @@ def attach_after_a_forward_without_backward(rank: int) -> dict[str, Any]:
     return {**compare(model, masks, SRSTE), "shows copies": shows_copies}
 
 
+def fold_after_a_forward(rank: int) -> list[float]:
+    """What is written to the gathered copies would be lost."""
+    model = network()
+    nofm.sparsify_(model, "2:4", preset="all")
+    shard(model, by_layer=False)
+    with torch.no_grad():
+        model(batch(0, rank))
+    nofm.fold_(model)
+    return [float((shards.whole(p) == 0).double().mean()) for p in model.parameters() if p.dim() > 1]
+
+
+def fold_of_cut_groups(rank: int) -> str:
+    """Nobody has attached a method, so `fold_` is the first to look at where the groups are cut."""
+    model = nn.Sequential(nn.ConvTranspose2d(12, 8, 1))
+    nofm.sparsify_(model, "2:4", preset="all")
+    shard(model, by_layer=False)
+    try:
+        nofm.fold_(model)
+    except nofm.LayerError as error:
+        return str(error)
+    return "nothing"
+
+
 def sharded_after_attach(rank: int) -> str:
     """The optimizer is left with parameters that nothing computes with."""
     model = network()

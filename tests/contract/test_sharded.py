@@ -55,6 +55,8 @@ JOBS = {
     **TP,
     **{f"tp, cut: {order}": job for order, job in TP_CUT.items()},
     "after a forward": shard_jobs.attach_after_a_forward_without_backward,
+    "fold after a forward": shard_jobs.fold_after_a_forward,
+    "fold of cut groups": shard_jobs.fold_of_cut_groups,
     "sharded after attach": shard_jobs.sharded_after_attach,
     "flattened": shard_jobs.flattened,
     "replicated": shard_jobs.lambda_on_a_replicated_weight,
@@ -97,6 +99,16 @@ def test_attach_after_a_forward_without_backward(results):
         assert rank["shows copies"]  # the trap is there
         assert rank["same masks"]
         assert rank["farthest weight"] < 1e-6
+
+
+def test_fold_after_a_forward_without_backward_writes_to_the_parameters(results):
+    for zeros in results["fold after a forward"]:
+        assert zeros == [0.5] * 4
+
+
+def test_fold_of_groups_that_are_cut_is_refused(results):
+    for message in results["fold of cut groups"]:
+        assert "0: axis 0 of shape (12, 8, 1, 1) is spread over 2 processes" in message
 
 
 def test_sharding_after_attach_is_noticed_in_the_next_step(results):
