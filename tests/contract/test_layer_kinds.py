@@ -18,6 +18,7 @@ from torch.nn.utils import parametrizations
 from transformers.pytorch_utils import Conv1D
 
 import nofm
+from nofm.kernels.select import use
 
 
 class ScaledLinear(nn.Linear):
@@ -262,3 +263,20 @@ def test_register_layer_refuses_what_does_not_fit() -> None:
         nofm.register_layer(Odd, **axes)
         with pytest.raises(nofm.LayerError, match=complaint):
             nofm.sparsify_(Odd(), "2:4")
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+def test_the_plain_path_keeps_the_memory_layout_of_the_weight(memory_format):
+    """A mask has a layout of its own; a convolution takes the layout of its output, and its last bits, from the weight's."""
+    layer = nn.Conv2d(16, 6, 3).to(memory_format=memory_format)
+    nofm.sparsify_(layer, "2:4")
+    seen, original = [], nn.Conv2d.forward
+
+    def look(self, x):
+        seen.append(self.weight.stride())
+        return original(self, x)
+
+    with use("torch"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Conv2d, "forward", look)
+        layer(torch.randn(1, 16, 4, 4))
+    assert seen == [layer.weight.stride()]

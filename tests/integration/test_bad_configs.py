@@ -81,7 +81,9 @@ TABLE = {
     "skip that matches nothing": bad("--sparsity.skip conv9", "sparsity.skip = conv9", "matches no layer", "did you mean"),
     # methods
     "method misspelled": bad("--sparsity.method.kind sr-ste", "--sparsity.method.kind sr-ste", "dense, ste, srste, asp", "'srste'"),
-    "decay for ste": bad("--sparsity.method.kind ste", "sparsity.method.decay", "has no effect on ste", "belongs to srste"),
+    "decay for ste": bad(
+        "--sparsity.method.kind ste --sparsity.method.decay 0.1", "sparsity.method.decay", "has no effect on ste", "belongs to srste"
+    ),
     "prune_at for srste": bad("--sparsity.method.prune_at 3", "--sparsity.method.prune_at 3", "has no effect on srste", "belongs to asp"),
     "prune_at after the end": bad(
         "--sparsity.method.kind asp --sparsity.method.decay None --sparsity.method.prune_at 900", "prune_at 900", "after the last step, 800"

@@ -10,6 +10,7 @@ import typing
 
 import pytest
 
+from nofm.cli.options import parse
 from nofm.engine.config import ConfigError, EngineConfig, MethodConfig, RunConfig
 from nofm.engine.resolve import differences, from_dict, keys, leaves, merge, near, read_toml, says, to_dict
 from nofm.engine.validate import METHOD_OPTIONS, OWN_MODELS, check
@@ -74,6 +75,18 @@ def test_every_key_has_help_and_a_type_in_words():
         name = key.rpartition(".")[2]
         assert f"    {name}: " in source
     assert {"optim.lr", "sparsity.method.decay", "data.root", "seed", "device", "out"} <= set(keys())
+
+
+def test_another_method_leaves_the_options_of_the_recipes_own_behind():
+    base = find("digits")
+    assert base.sparsity.method.kind == "srste"
+    assert base.sparsity.method.decay is not None
+    config, _, _ = parse("digits", base, ["--sparsity.method.kind", "ste"])
+    assert config.sparsity.method == MethodConfig(kind="ste")
+    config, _, _ = parse("digits", base, ["--sparsity.method.kind", "ste", "--sparsity.method.decay", "0.1"])
+    assert config.sparsity.method.decay == 0.1, "what is asked for stays, to be complained about"
+    config, _, _ = parse("digits", base, ["--sparsity.method.refine", "sign"])
+    assert config.sparsity.method.decay == base.sparsity.method.decay
 
 
 def test_merging_changes_only_what_is_named():

@@ -50,7 +50,17 @@ def parse(recipe: str, base: RunConfig, args: list[str]) -> tuple[RunConfig, Opt
     options = _read(recipe, config, [text for key, texts in pairs for text in _as_tyro(key, texts)] if pairs else args)
     origins |= {key: f"--{key}" for key, _ in pairs}
     changed = {f.name: getattr(options, f.name) for f in dataclasses.fields(RunConfig)}
-    return from_dict(to_dict(RunConfig(**changed)), origins), options, origins
+    values = to_dict(RunConfig(**changed))
+    _forget_other_method(values["sparsity"]["method"], base.sparsity.method.kind, origins)
+    return from_dict(values, origins), options, origins
+
+
+def _forget_other_method(method: dict[str, Any], before: str, origins: dict[str, str]) -> None:
+    """Where another method is asked for, what the recipe says about its own does not stay behind."""
+    if method["kind"] != before:
+        for name in method:
+            if name != "kind" and f"sparsity.method.{name}" not in origins:
+                method[name] = None
 
 
 def _read(recipe: str, config: RunConfig, args: list[str]) -> Options:
