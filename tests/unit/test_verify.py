@@ -69,6 +69,14 @@ def test_a_stricter_pattern_is_not_had():
     assert nofm.verify(folded("1:4"), "2:4")["1.weight"].ok, "1:4 is 2:4 as well"
 
 
+def test_a_dense_weight_whose_rows_are_too_short_to_break_the_pattern_has_it_not():
+    report = nofm.verify({"stem": torch.randn(16, 1, 3, 3), "thin": torch.randn(16, 2)}, "1:16")
+    assert not report.ok
+    assert not report["stem"].ok
+    assert not report["thin"].ok
+    assert "0 of 2 weights are N:M" in str(report)
+
+
 def test_flat_groups_are_found():
     report = nofm.verify(folded("1:4", axis="flat"), "1:4")
     assert (report["1.weight"].axis, report["1.weight"].violations) == ("flat", 0)

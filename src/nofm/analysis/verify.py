@@ -169,7 +169,7 @@ def _pattern_of(weight: Tensor, axis: Axis) -> Pattern | None:
 def _checked(name: str, weight: Tensor, grouping: Grouping, note: str = "") -> WeightReport:
     shape, violations = weight.shape, int(grouping.violations(weight))
     if bool((weight != 0).all()) and grouping.pattern.n < grouping.pattern.m:
-        note = _ALL_ONES
+        note, violations = _ALL_ONES, grouping.groups(shape)  # also where rows are too short to break the pattern
     return WeightReport(name, tuple(shape), grouping.pattern, grouping.axis, grouping.groups(shape), violations, _zeros(weight), note)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections import OrderedDict
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ def build_model(name: str, classes: int, channels: int, *, pretrained: bool = Fa
         given = {key: value for key, value in options.items() if value is not None}
         return MODELS[name](classes, channels, **given)
     home, _, model = name.partition("/")
+    if find_spec(home) is None:
+        raise NofmError(f"{name} needs the package {home}, which is not installed: pip install 'nofm[vision]'")
     if home == "torchvision":
         from torchvision import models
 
