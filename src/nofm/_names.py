@@ -1,10 +1,31 @@
 """Every public name of nofm, gathered from the rooms. `nofm/__init__.py` hands them out when one is first asked for."""
 
+from .allocate import allocate_patterns
 from .analysis import SAD, Cost, Divergence, Verification, check_ranks, cost, sad_of_forwards, verify
 from .errors import LayerError, MaskDivergenceError, NofmError, NonFiniteWeightError, OptimizerError, PatternError
 from .layers import register_layer, sites
 from .masks import mask
-from .methods import ASP, METHODS, SRSTE, STE, Dense, Handle, Method, attach
+from .methods import (
+    ASP,
+    DNW,
+    DSR,
+    GMP,
+    METHODS,
+    SET,
+    SNFS,
+    SNIP,
+    SRSTE,
+    STE,
+    STR,
+    DeepRewiring,
+    Dense,
+    Handle,
+    LotteryTicket,
+    Method,
+    RigL,
+    UnstructuredSTE,
+    attach,
+)
 from .overview import Summary, summary
 from .patterns import Pattern
 from .sparsify import densify_, fold_, sparsify_
@@ -12,15 +33,24 @@ from .version import __version__
 
 __all__ = [
     "ASP",
+    "DNW",
+    "DSR",
+    "GMP",
     "METHODS",
     "SAD",
+    "SET",
+    "SNFS",
+    "SNIP",
     "SRSTE",
     "STE",
+    "STR",
     "Cost",
+    "DeepRewiring",
     "Dense",
     "Divergence",
     "Handle",
     "LayerError",
+    "LotteryTicket",
     "MaskDivergenceError",
     "Method",
     "NofmError",
@@ -28,9 +58,12 @@ __all__ = [
     "OptimizerError",
     "Pattern",
     "PatternError",
+    "RigL",
     "Summary",
+    "UnstructuredSTE",
     "Verification",
     "__version__",
+    "allocate_patterns",
     "attach",
     "check_ranks",
     "cost",

@@ -153,7 +153,7 @@ class Choice:
         if not pattern.divides(size):
             need = f"{pattern} needs {what} divisible by {pattern.m}, got {size}"
             if not self.pad:
-                c.reason, c.complaint = f"{need} (does not divide)", f"{need}; add it to skip or pass pad=True"
+                c.reason, c.complaint = need, f"{need}; add it to skip or pass pad=True"
                 return
             if axis != "flat" and size != shape[axis]:
                 c.reason = f"{need}; padding would run into the next conv group"
@@ -166,7 +166,7 @@ class Choice:
     def warn_about(self, candidates: list[Candidate]) -> None:
         """What is as asked and may still surprise, each once."""
         chosen = [c for c in candidates if c.grouping is not None]
-        for pattern in sorted({c.grouping.pattern for c in chosen if c.grouping and c.grouping.pattern.n == c.grouping.pattern.m}):
+        for pattern in sorted({c.grouping.pattern for c in chosen if c.grouping and c.grouping.pattern.n == c.grouping.pattern.m > 1}):
             warnings.warn(f"{pattern} keeps every weight: its layers stay dense in effect", stacklevel=3)
         for glob, asked in self.rules.items():
             idle = [c for c in candidates if c.matches(glob)]
@@ -230,7 +230,9 @@ def _no_match(glob: str, model: nn.Module, candidates: list[Candidate]) -> str:
     module = dict(model.named_modules()).get(glob)
     if module is not None and not any(c.module_name.startswith(f"{glob}.") for c in candidates):
         return f"{glob!r} is a {type(module).__name__}, whose weights nofm does not know; teach it with nofm.register_layer"
-    close = difflib.get_close_matches(glob, [c.name for c in candidates], n=3)
+    parents = dict.fromkeys(".".join(parts[:i]) for c in candidates for parts in (c.name.split("."),) for i in range(1, len(parts)))
+    spelled = [c.name for c in candidates] + ([f"{parent}.*" for parent in parents] if "*" in glob else [])
+    close = difflib.get_close_matches(glob, spelled, n=3)
     if module is not None:
         close = [f"{glob}.*"]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"layers are {', '.join(c.name for c in candidates[:8])}, ..."

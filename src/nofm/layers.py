@@ -26,7 +26,7 @@ from . import readers, shards, ste
 from .errors import LayerError
 from .kernels import ops
 from .kinds import KnownWeight, known_weights, register_layer
-from .masks import Grouping
+from .masks import Grouping, largest
 
 __all__ = [
     "KnownWeight",
@@ -35,6 +35,7 @@ __all__ = [
     "autocast_type",
     "casts",
     "dense_class",
+    "kept_weights",
     "known_weights",
     "layer_name",
     "make_sparse_",
@@ -93,11 +94,19 @@ class Site:
         """The frozen mask of the whole weight, where a method has set one."""
         return _stored_mask(self.module, self.param)
 
-    def freeze(self, mask: Tensor) -> None:
+    def freeze(self, mask: Tensor, lens: ste.Lens = ste.frozen) -> None:
         """Store `mask`, of the whole weight, and look through it from now on."""
         for module, param in self.users:
-            module.register_buffer(_buffer(param), mask, persistent=False)  # adds no key to the state dict
-        self.look_through(ste.frozen)
+            stored = _stored_mask(module, param)
+            if stored is not None and stored.device == mask.device:
+                stored.copy_(mask)  # where it is: a CUDA graph reads it there again
+            else:
+                module.register_buffer(_buffer(param), mask, persistent=False)  # adds no key to the state dict
+        self.look_through(lens)
+
+    def kept(self) -> int:
+        """How many weights are kept: as the pattern says, or fewer where a stored mask has fewer."""
+        return kept_weights(self.module, self.param)
 
     def mask(self) -> Tensor:
         """The mask of this process's part of the weight as it is now: of the stored mask, or else the N largest of every M."""
@@ -139,6 +148,20 @@ def _buffer(param: str) -> str:
 
 def _stored_mask(module: nn.Module, param: str) -> Tensor | None:
     return module._buffers.get(_buffer(param))
+
+
+def kept_weights(module: SparseModule, param: str) -> int:
+    """How many weights of `param` are kept: as the pattern says, or as many as a stored mask has."""
+    stored, weight = _stored_mask(module, param), module._parameters[param]
+    assert weight is not None
+    return module._nofm[param].grouping.kept(weight.shape) if stored is None or stored.is_meta else int(stored.sum())
+
+
+def _mask_anew(weight: Tensor, grouping: Grouping, before: Tensor | None) -> Tensor:
+    """The mask of a new weight in place of a stored one: by the pattern, or as many of the largest where the stored one has fewer."""
+    assert before is not None
+    keep = int(before.sum())
+    return largest(weight, keep) if keep < grouping.kept(weight.shape) else grouping.mask(weight)
 
 
 # ---- the class swap ----
@@ -215,7 +238,7 @@ class SparseModule(nn.Module):
         for param, sparse in self._nofm.items():
             if prefix + param in state_dict and _stored_mask(self, param) is not None:
                 weight = shards.whole(getattr(self, param).detach())
-                self._buffers[_buffer(param)] = sparse.grouping.mask(weight)
+                self._buffers[_buffer(param)] = _mask_anew(weight, sparse.grouping, _stored_mask(self, param))
 
     def extra_repr(self) -> str:
         patterns = {param: str(sparse.grouping.pattern) for param, sparse in self._nofm.items()}

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from .errors import NonFiniteWeightError, PatternError
 from .patterns import Pattern, PatternLike
 
-__all__ = ["Axis", "Grouping", "check_finite", "differing", "keep_top", "magnitude_key", "mask", "pack", "unpack"]
+__all__ = ["Axis", "Grouping", "check_finite", "differing", "keep_top", "largest", "magnitude_key", "mask", "pack", "unpack"]
 
 Axis: TypeAlias = int | Literal["flat"]
 
@@ -171,6 +171,20 @@ def _keep_by_threshold(key_GM: Tensor, n: int) -> Tensor:
     above, equal = key_GM > threshold, key_GM == threshold
     room = n - above.sum(-1, keepdim=True)
     return above | (equal & (equal.cumsum(-1) <= room))
+
+
+def largest(scores: Tensor, keep: int) -> Tensor:
+    """True at the `keep` scores of largest magnitude of the whole tensor, the lower index first among equals: a mask without groups.
+
+    >>> largest(torch.tensor([[1.0, -3.0], [3.0, 0.5]]), 1)
+    tensor([[False,  True],
+            [False, False]])
+    """
+    if not 0 <= keep <= scores.numel():
+        raise PatternError(f"cannot keep {keep} of {scores.numel()} weights")
+    if keep == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    return _keep_by_threshold(magnitude_key(scores).reshape(-1), keep).view(scores.shape)
 
 
 def check_finite(weight: Tensor, name: str, step: int | None = None) -> None:

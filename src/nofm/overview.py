@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .layers import SparseModule, dense_class, known_weights, layer_name
+from .layers import SparseModule, dense_class, kept_weights, known_weights, layer_name
 
 __all__ = ["LayerRow", "Summary", "forget_reasons", "remember_reason", "summary"]
 
@@ -87,9 +87,11 @@ def _rows(model: nn.Module) -> Iterator[LayerRow]:
             tied = f"tied to {seen[id(weight)]}" if id(weight) in seen else ""
             seen.setdefault(id(weight), name)
             if param in sparse:
+                assert isinstance(module, SparseModule)
                 grouping = sparse[param].grouping
                 note = tied or ("flat groups" if grouping.axis == "flat" else "")
-                yield LayerRow(name, kind, tuple(shape), str(grouping.pattern), grouping.groups(shape), grouping.kept(shape), note)
+                kept = kept_weights(module, param)
+                yield LayerRow(name, kind, tuple(shape), str(grouping.pattern), grouping.groups(shape), kept, note)
             else:
                 reason = module.__dict__.get(_REASONS, {}).get(param, "" if known else "kind not known")
                 yield LayerRow(name, kind, tuple(shape), "", 0, weight.numel(), tied or reason)

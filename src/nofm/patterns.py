@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .errors import PatternError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Pattern", "PatternLike"]
 
@@ -51,6 +54,13 @@ class Pattern:
         """How many of `size` consecutive weights are kept; a last, short group keeps at most its own size."""
         groups, rest = divmod(size, self.m)
         return groups * self.n + min(rest, self.n)
+
+    def is_satisfied(self, weight: Tensor, axis: int | Literal["flat"] = 1) -> bool:
+        """Whether no group of `weight` along `axis` holds more than N weights that are not zero."""
+        rows = weight.flatten(1) if axis == "flat" else weight.movedim(axis, -1)
+        if not self.divides(rows.shape[-1]):
+            raise PatternError(f"{self} needs axis {axis} divisible by {self.m}, got {rows.shape[-1]}")
+        return bool(((rows != 0).unflatten(-1, (-1, self.m)).sum(-1) <= self.n).all())
 
     def __str__(self) -> str:
         return f"{self.n}:{self.m}"

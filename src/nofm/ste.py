@@ -1,11 +1,13 @@
 """How a weight is seen through its mask, and what its gradient becomes: Eq. 3 to 6 of the paper.
 
-A *lens* turns the stored weight into the weight that a layer computes with. There are four here, and a method chooses one:
+A *lens* turns the stored weight into the weight that a layer computes with. There are six here, and a method chooses one:
 
     dense              the weight itself                              gradient g(W)
     straight_through   S(W): kept weights, +0.0 elsewhere             gradient g(S(W)), to kept and pruned alike   (Eq. 3)
     frozen             W under a stored mask, +0.0 elsewhere          gradient g(S(W)), to kept weights only
+    held               W under a stored mask, +0.0 elsewhere          gradient g(S(W)), to kept and pruned alike
     RefinedBackward    as straight_through                            gradient g(S(W)) + decay * term, see below
+    SoftThreshold      sign(W) * relu(|W| - sigmoid(s))               gradient g(S(W)), to kept weights only
 
 Pruned positions are selected, not multiplied away: Inf * 0 is NaN and -1 * 0 is -0.0.
 """
@@ -23,7 +25,7 @@ from .kernels.ops import compiled_masked, masked
 from .kernels.select import is_traced
 from .masks import Grouping
 
-__all__ = ["Lens", "RefinedBackward", "Refinement", "dense", "frozen", "refinement", "select", "straight_through"]
+__all__ = ["Lens", "RefinedBackward", "Refinement", "SoftThreshold", "dense", "frozen", "held", "refinement", "select", "straight_through"]
 
 Refinement: TypeAlias = Literal["weight", "sign", "gradient"]
 
@@ -61,6 +63,16 @@ def frozen(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
     return select(weight, shards.spread(stored, weight))
 
 
+def held(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
+    """The weight under the stored mask; pruned weights get the gradient they would have if they were kept at zero.
+
+    Methods that grow connections look at it there.
+    """
+    assert stored is not None, "the held lens needs a stored mask"
+    result: Tensor = _StraightThrough.apply(weight, shards.spread(stored, weight))
+    return result
+
+
 @dataclass(frozen=True, slots=True)
 class RefinedBackward:
     """SR-STE with its term added in the backward pass, where the released code of the paper has it.
@@ -76,6 +88,25 @@ class RefinedBackward:
     def __call__(self, weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
         result: Tensor = _RefinedStraightThrough.apply(weight, shards.mask(weight, grouping), self.decay, self.refine)
         return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftThreshold:
+    """Weights shrink by a threshold sigmoid(s) and those below it are zero: what STR learns with, s being a number for each layer.
+
+    The threshold alone says what is kept. A stored mask beside it is for those who ask about the layer (SAD, cost, summary), and a
+    method keeps it up to date. The gradient of s follows from that of the weight (`methods.str_`), so none is recorded here.
+    """
+
+    s: Tensor
+
+    def __call__(self, weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
+        threshold = self.s.detach().sigmoid()
+        return select(weight - weight.sign() * threshold, self.kept(weight))
+
+    def kept(self, weight: Tensor) -> Tensor:
+        """The mask: True where the weight is above the threshold."""
+        return weight.detach().abs() > self.s.detach().sigmoid()
 
 
 def select(weight: Tensor, mask: Tensor) -> Tensor:

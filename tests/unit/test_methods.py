@@ -222,6 +222,17 @@ def test_registry_rows_are_the_methods():
         "ste": nofm.STE,
         "srste": SRSTE,
         "asp": nofm.ASP,
+        "set": nofm.SET,
+        "rigl": nofm.RigL,
+        "snfs": nofm.SNFS,
+        "dsr": nofm.DSR,
+        "deepr": nofm.DeepRewiring,
+        "gmp": nofm.GMP,
+        "str": nofm.STR,
+        "ste_unstructured": nofm.UnstructuredSTE,
+        "dnw": nofm.DNW,
+        "snip": nofm.SNIP,
+        "lottery": nofm.LotteryTicket,
     }
     for row in nofm.METHODS.values():
         assert row.method() == row.method()  # frozen values, made without arguments

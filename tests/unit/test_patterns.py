@@ -10,6 +10,7 @@ import copy
 import pickle
 
 import pytest
+import torch
 
 import nofm
 from nofm import Pattern, PatternError
@@ -180,3 +181,16 @@ def test_a_copy_is_the_same_value(duplicate):
 def test_divides_and_kept(pattern: str, size: int, divides: bool, kept: int):
     assert Pattern(pattern).divides(size) is divides
     assert Pattern(pattern).kept(size) == kept
+
+
+@pytest.mark.parametrize(
+    ("pattern", "axis", "expected"), [("2:4", 1, True), ("1:4", 1, False), ("1:2", 0, False), ("2:4", "flat", True), ("2:2", 0, True)]
+)
+def test_is_satisfied(pattern: str, axis: int | str, expected: bool):
+    weight = torch.tensor([[1.0, 0.0, 2.0, 0.0], [3.0, 0.0, 0.0, 4.0]])
+    assert Pattern(pattern).is_satisfied(weight, axis) is expected
+
+
+def test_is_satisfied_needs_whole_groups():
+    with pytest.raises(PatternError, match="divisible by 3"):
+        Pattern("2:3").is_satisfied(torch.zeros(2, 4))

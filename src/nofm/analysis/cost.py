@@ -78,8 +78,9 @@ def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost
     >>> cost(torchvision.models.resnet50(), (1, 3, 224, 224)).macs
     4089184256
     """
-    model = _on_meta(unwrap(model))
-    kept = {site.key: site.grouping.kept(site.weight.shape) for site in sites(model)}
+    model = unwrap(model)
+    kept = {site.key: site.kept() for site in sites(model)}
+    model = _on_meta(model)
     for site in sites(model):
         site.look_through(ste.dense)  # count with the weight itself, so that it can be told from other tensors
     meter = _Meter(model)

@@ -40,6 +40,9 @@ class Divergence(dict[str, int]):
     def total(self) -> int:
         return sum(self.values())
 
+    def __repr__(self) -> str:
+        return f"Divergence({super().__repr__()}: {self.total:,} of {self.weights:,} weights)"
+
 
 @dataclass(frozen=True, slots=True)
 class _Order:

@@ -7,19 +7,22 @@ sign of pruning that silently did not happen, is told apart from one that breaks
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from .. import shards
+from ..choose import Rules, parse_rules
 from ..errors import NofmError
 from ..layers import known_weights, parameter_name, sites
 from ..masks import Axis, Grouping
-from ..patterns import Pattern, PatternLike
+from ..patterns import Pattern
 from ..sparsify import unwrap
 
 __all__ = ["Verification", "WeightReport", "verify"]
@@ -92,17 +95,45 @@ class Verification:
         return "\n".join([*lines, f"{good} of {len(self.weights)} weights are N:M"])
 
 
-def verify(model_or_path: Verifiable, pattern: PatternLike | None = None) -> Verification:
+def verify(model_or_path: Verifiable, pattern: Rules | None = None) -> Verification:
     """Check every weight of a model, a state dict or a safetensors file.
 
     Without `pattern`: a sparsified model is checked against its own patterns, by the weights its layers compute with; of
-    anything else the pattern is found. With `pattern`: every weight is checked against it. Biases and other vectors are left out.
+    anything else the pattern is found. With `pattern`: every weight is checked against it, or against the first of its rules
+    that matches ({"layer4.*": "1:4", "fc": None, "*": "2:4"}, as for `sparsify_`; None and no match: not checked). Biases and
+    other vectors are left out.
     """
+    if isinstance(pattern, Mapping):
+        return _by_rules(verify(model_or_path), parse_rules(pattern), model_or_path)
     wanted = None if pattern is None else Pattern(pattern)
     if isinstance(model_or_path, nn.Module):
         return Verification(tuple(_of_model(unwrap(model_or_path), wanted)))
     named = model_or_path.items() if isinstance(model_or_path, Mapping) else _of_file(Path(model_or_path))
     return Verification(tuple(_report(name, weight, wanted) for name, weight in named if _is_weight(weight)))
+
+
+def _by_rules(found: Verification, rules: Mapping[str, Pattern | None], model_or_path: Verifiable) -> Verification:
+    names = [w.name for w in found.weights]
+    winners = {name: next((glob for glob in rules if _matches(name, glob)), None) for name in names}
+    for glob in rules:
+        if not any(_matches(name, glob) for name in names):
+            close = difflib.get_close_matches(glob, [name.rpartition(".")[0] or name for name in names], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"weights are {', '.join(names[:8])}, ..."
+            raise NofmError(f"rule {glob!r} matches no weight; {hint}")
+    checked = {pattern: verify(model_or_path, pattern) for pattern in {rules[glob] for glob in winners.values() if glob is not None}}
+    return Verification(tuple(_ruled(w, winners[w.name], rules, checked) for w in found.weights))
+
+
+def _ruled(w: WeightReport, glob: str | None, rules: Mapping[str, Pattern | None], checked: Mapping[Any, Verification]) -> WeightReport:
+    if glob is not None and rules[glob] is not None:
+        return checked[rules[glob]][w.name]
+    why = "no rule matches it" if glob is None else f"rule {glob!r} keeps it dense"
+    return WeightReport(w.name, w.shape, None, None, 0, 0, w.zeros, f"not checked: {why}")
+
+
+def _matches(name: str, glob: str) -> bool:
+    """Whether a rule means this weight, by its own name or by its layer's."""
+    return fnmatchcase(name, glob) or fnmatchcase(name.rpartition(".")[0], glob)
 
 
 def _is_weight(tensor: Tensor) -> bool:

@@ -38,6 +38,9 @@ class ASP(Method):
         else:
             site.look_through(ste.dense)
 
+    def phase(self, number: int) -> str | None:
+        return None if number == self.prune_at else "dense" if number < self.prune_at else "frozen"
+
     def after_step(self, step: Step) -> None:
         for owned in (*step.weights, *step.resting):
             if owned.site.stored_mask is not None:

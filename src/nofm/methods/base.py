@@ -8,10 +8,11 @@ themselves are frozen values without state; the number of the step lives in the 
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,22 +27,82 @@ from ..masks import check_finite, pack, unpack
 from ..sparsify import unwrap
 from .finite import FiniteWatch
 
-__all__ = ["Handle", "Method", "OwnedWeight", "Step", "attach"]
+__all__ = ["Handle", "Memory", "Method", "OwnedWeight", "Step", "attach"]
 
 
 @dataclass(frozen=True)
 class Method:
     """The base of all methods: the identity. Subclasses say how layers see their weights and what a step does to them."""
 
+    unstructured: ClassVar[bool] = False  # whether it prunes anywhere in a layer; its layers are then sparsified as "1:1"
+    is_dense: ClassVar[bool] = False  # whether layers compute with all their weights throughout
+
     def begin(self, site: Site) -> None:
         """Called for each sparse weight when the method is attached."""
         site.look_through(ste.straight_through)
+
+    def start(self, sites: Sequence[Site], memory: Memory) -> None:
+        """Called once when the method is attached, for methods that must see all sparse weights together."""
+        for site in sites:
+            self.begin(site)
+
+    def phase(self, number: int) -> str | None:
+        """What kind of step `number` (from 1) is. Steps of one phase do the same work on the device, so that one captured in a
+        CUDA graph can be replayed for the others. None: a step unlike others, which the host must run itself."""
+        return "train"
 
     def before_step(self, step: Step) -> None:
         """Gradients are complete; the optimizer has not moved yet."""
 
     def after_step(self, step: Step) -> None:
         """The optimizer has moved the weights."""
+
+
+class Memory:
+    """What a method knows from one step to the next beside masks. Checkpoints hold all of it.
+
+    tensors  by name, for the method to read, write and replace.
+    learned  parameters of the method's own, which the optimizer trains beside the weights they belong to.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.learned: dict[str, nn.Parameter] = {}
+        self.optimizers = optimizers
+
+    def learn(self, site: Site, value: Tensor) -> nn.Parameter:
+        """A new parameter that starts as `value` and trains with the learning rate and weight decay of the site's weight."""
+        name, parameter = f"{site.key}:{len(self.learned)}", nn.Parameter(value)
+        for group in _groups(self.optimizers):
+            if any(param is site.weight for param in group["params"]):
+                group["params"].append(parameter)  # no group of its own, which a scheduler made before would not know
+        self.learned[name] = parameter
+        return parameter
+
+    def forget(self) -> None:
+        """Take the learned parameters out of the optimizers again."""
+        for group in _groups(self.optimizers):
+            group["params"][:] = [param for param in group["params"] if not any(param is mine for mine in self.learned.values())]
+        for optimizer in self.optimizers:
+            for parameter in self.learned.values():
+                optimizer.state.pop(parameter, None)
+        self.learned = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": dict(self.tensors), "learned": {name: p.detach() for name, p in self.learned.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if unlike := sorted(set(state["learned"]) ^ set(self.learned)):
+            raise OptimizerError(f"this state and the attached method do not learn the same parameters: {unlike[0]} is in one only")
+        for name, tensor in state["tensors"].items():
+            mine = self.tensors.get(name)
+            self.tensors[name] = tensor if mine is None else tensor.to(mine.device, copy=True)
+        for name, tensor in state["learned"].items():
+            self.learned[name].data.copy_(tensor)
+
+
+def _groups(optimizers: Sequence[Optimizer]) -> Iterator[dict[str, Any]]:
+    return (group for optimizer in optimizers for group in optimizer.param_groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +116,14 @@ class OwnedWeight:
 
     @property
     def weight(self) -> Tensor:
-        return shards.local(self.param.detach())
+        weight = self.param.detach()
+        return weight if type(weight) is Tensor else shards.local(weight)
 
     @property
     def grad(self) -> Tensor:
-        assert self.param.grad is not None, f"{self.site.key} has no gradient in this step"
-        return shards.local(self.param.grad)
+        grad = self.param.grad
+        assert grad is not None, f"{self.site.key} has no gradient in this step"
+        return grad if type(grad) is Tensor else shards.local(grad)
 
     def mask(self) -> Tensor:
         # Not the site's own mask: FSDP2 may show the layer a gathered copy at this moment.
@@ -77,6 +140,7 @@ class Step:
     resting: Sequence[OwnedWeight]  # those without, which it leaves alone
     grad_scale: Tensor | None = None  # gradients are this many times too large: the optimizer divides inside its own step
     carried: dict[str, Tensor] = field(default_factory=dict)  # what a method keeps from the first moment for the second, by key
+    memory: Memory = field(default_factory=lambda: Memory(()))  # what it keeps from step to step
     fleet: Fleet = field(default_factory=Fleet)  # launches over many weights, kept from step to step
 
 
@@ -88,43 +152,63 @@ class Handle:
         self._sites = list(sites(model))
         self._lenses = [(site, site.lens) for site in self._sites]
         self._drivers: list[_Driver] = []
+        self.memory = Memory(optimizers)
         owners = _owners(self._sites, optimizers)
+        _check_patterns(method, self._sites)
         try:
+            with torch.no_grad():
+                method.start(self._sites, self.memory)
             for site in self._sites:
-                self._begin(site)
+                self._check_begun(site)
         except Exception:
             self.detach()
             raise
-        self._drivers = [_Driver(method, optimizer, follow) for optimizer, follow in owners]
+        self._drivers = [_Driver(method, optimizer, follow, self.memory) for optimizer, follow in owners]
 
-    def _begin(self, site: Site) -> None:
-        self.method.begin(site)
+    def _check_begun(self, site: Site) -> None:
         _ATTACHED.update(module for module, _ in site.users)
-        if site.stored_mask is not None and site.lens is not ste.frozen:
+        minds_it = site.lens in (ste.frozen, ste.held) or isinstance(site.lens, ste.SoftThreshold)
+        if site.stored_mask is not None and not minds_it:
             raise OptimizerError(
                 f"{site.name} has a frozen mask, which {type(self.method).__name__} would pass by; "
                 "densify_ and sparsify_ the model again to choose masks anew"
             )
+
+    def __repr__(self) -> str:
+        return f"Handle({self.method}, step={self.step if self._drivers else 0}, {len(self._sites)} sparse weights)"
 
     @property
     def step(self) -> int:
         """Steps taken, by the optimizer that has taken most."""
         return max(driver.number for driver in self._drivers)
 
+    @property
+    def phase(self) -> str | None:
+        """What kind of step the next one is, see `Method.phase`."""
+        return self.method.phase(self.step + 1)
+
+    def replayed(self) -> None:
+        """Count a step that ran inside a CUDA graph, where hooks do not, and look at the weights it left."""
+        for driver in self._drivers:
+            driver.number += 1
+            driver.watch.replayed(driver.number)
+
     def detach(self) -> None:
         """Stop taking part in steps. Layers see their weights as before `attach`, except where a mask has been frozen."""
         for driver in self._drivers:
             driver.remove()
+        self.memory.forget()
         for site, lens in self._lenses:
             _ATTACHED.difference_update(module for module, _ in site.users)
-            if isinstance(site.module, SparseModule):
+            if isinstance(site.module, SparseModule) and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
         self._lenses = []  # a second detach must not take a later method's lenses away
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs to go on exactly: numbers of steps, and frozen masks as bits. No pickle needed."""
         masks = {site.key: pack(site.stored_mask) for site in self._sites if site.stored_mask is not None}
-        return {"method": type(self.method).__name__, "steps": [driver.number for driver in self._drivers], "masks": masks}
+        steps = [driver.number for driver in self._drivers]
+        return {"method": type(self.method).__name__, "steps": steps, "masks": masks, "memory": self.memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`. Load the model first: loading weights makes frozen masks anew."""
@@ -139,7 +223,9 @@ class Handle:
             driver.number = int(number)
         for key, packed in state["masks"].items():
             site = by_key[key]
-            site.freeze(unpack(packed.to(site.weight.device), site.weight.shape))
+            lens = site.lens if site.stored_mask is not None else ste.frozen
+            site.freeze(unpack(packed.to(site.weight.device), site.weight.shape), lens)
+        self.memory.load_state_dict(state["memory"])
 
 
 def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer]) -> Handle:
@@ -207,9 +293,12 @@ def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Op
 class _Driver:
     """Calls a method at the two moments of one optimizer's steps."""
 
-    def __init__(self, method: Method, optimizer: Optimizer, follow: list[Site]) -> None:
-        self.method, self.optimizer, self.number = method, optimizer, 0
+    def __init__(self, method: Method, optimizer: Optimizer, follow: list[Site], memory: Memory) -> None:
+        self.method, self.optimizer, self.number, self.memory = method, optimizer, 0, memory
         self.follow = [(site, site.weight) for site in follow]
+        self.owned = [OwnedWeight(site, param, 0.0, True) for site, param in self.follow]  # as they were in the last step
+        self.known: list[tuple[int, ...]] = []
+        self.groups: dict[int, dict[str, Any]] = {}
         self.current: Step | None = None
         self.watch = FiniteWatch()
         self.fleet = Fleet()
@@ -251,22 +340,49 @@ class _Driver:
         with torch.no_grad():
             step = step or self._step()  # None where the optimizer has not called its closure
             self.method.after_step(step)
-            self.watch.look(self.number, [(owned.site.key, owned.weight) for owned in step.weights])
+            self.watch.look(self.number, [(owned.site.key, owned.param) for owned in step.weights])
 
     def _step(self) -> Step:
-        groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        groups = self._groups()
         weights, resting = [], []
-        for site, param in self.follow:
-            _check_still_trained(site, param)
+        for i, (site, param) in enumerate(self.follow):
+            if site.module._parameters.get(site.param) is not param or not isinstance(site.module, SparseModule):
+                _check_still_trained(site, param)
             group = groups.get(id(param))
             if group is not None and param.grad is not None:
-                shards.complete_grad_(param)
-                weights.append(OwnedWeight(site, param, group["lr"], not group.get("maximize", False)))
+                if type(param) is not nn.Parameter:
+                    shards.complete_grad_(param)
+                owned, descends = self.owned[i], not group.get("maximize", False)
+                if owned.lr is not group["lr"] or owned.descends is not descends:
+                    owned = self.owned[i] = OwnedWeight(site, param, group["lr"], descends)
+                weights.append(owned)
             elif group is None and param.requires_grad and param.grad is not None:
                 raise OptimizerError(f"{site.key} trains but is not in the optimizer that it was attached with; detach() and attach again")
             else:
                 resting.append(OwnedWeight(site, param, 0.0, True))
-        return Step(self.number + 1, weights, resting, getattr(self.optimizer, "grad_scale", None), fleet=self.fleet)
+        return Step(self.number + 1, weights, resting, getattr(self.optimizer, "grad_scale", None), memory=self.memory, fleet=self.fleet)
+
+    def _groups(self) -> dict[int, dict[str, Any]]:
+        """The optimizer's group of each parameter, by id. Made again only when a list of parameters has changed."""
+        now = [(id(group), *map(id, group["params"])) for group in self.optimizer.param_groups]
+        if now != self.known:
+            self.known = now
+            self.groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        return self.groups
+
+
+def _check_patterns(method: Method, found: list[Site]) -> None:
+    """Raise or warn where a method and the patterns of its layers do not go together."""
+    name = type(method).__name__
+    free = [site for site in found if site.grouping.pattern.m == 1]
+    if method.unstructured and len(free) < len(found):
+        bound = next(site for site in found if site.grouping.pattern.m > 1)
+        raise OptimizerError(
+            f"{bound.name} is {bound.grouping.pattern}, and {name} is unstructured: it prunes anywhere in a layer; "
+            'sparsify_(model, "1:1") only says which layers'
+        )
+    if free and not method.unstructured and not method.is_dense:
+        warnings.warn(f"{free[0].name} is 1:1, which {name} leaves dense ({len(free)} such layers)", stacklevel=4)
 
 
 def _check_still_trained(site: Site, param: nn.Parameter) -> None:

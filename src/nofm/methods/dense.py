@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .. import ste
 from ..layers import Site
@@ -14,6 +15,8 @@ __all__ = ["Dense"]
 @dataclass(frozen=True)
 class Dense(Method):
     """W <- W - lr * g(W). Layers compute with their dense weights; SAD then tells how their N:M masks *would* move."""
+
+    is_dense: ClassVar[bool] = True
 
     def begin(self, site: Site) -> None:
         site.look_through(ste.dense)

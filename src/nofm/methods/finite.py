@@ -1,6 +1,6 @@
 """Watches the weights for NaN and Inf without making the GPU wait.
 
-One number says whether all weights are finite: the largest magnitude. On the CPU it is read at once. On a GPU it is copied to
+One number says whether all weights are finite: the largest magnitude, or Inf. On the CPU it is read at once. On a GPU it is copied to
 the host while training goes on and read when it has arrived, a step or two later; the error still names the step it was.
 """
 
@@ -11,47 +11,149 @@ from collections import deque
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .. import shards
+from ..kernels import cpu
+from ..kernels.lookout import Lookout
+from ..kernels.multi import fills_memory
+from ..kernels.select import forced_path, has_triton, is_traced
 from ..masks import check_finite
 
 __all__ = ["FiniteWatch"]
 
 _Named: TypeAlias = list[tuple[str, Tensor]]
+_LOOKOUT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class FiniteWatch:
     """Raises `NonFiniteWeightError` for weights it has been shown."""
 
     def __init__(self) -> None:
-        self._arriving: deque[tuple[int, Tensor, torch.cuda.Event]] = deque()
+        self._posts: dict[torch.device, _Post] = {}
+        self._captured: list[tuple[Tensor, _Named]] = []  # what a CUDA graph computes at every replay
+        self._key: list[object] = []
+        self._parts: list[tuple[str, list[int]]] = []  # which way to look at which weights
+        self._word = torch.zeros((), dtype=torch.float32)
+        self._last: _Named = []
 
     def look(self, step: int, named: _Named) -> None:
         """Look at the weights as they are after `step`."""
-        together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for _, weight in named:
-            if weight.numel():
-                together.setdefault((weight.device, weight.dtype), []).append(weight)
-        for (device, _), weights in together.items():
-            if device.type == "meta" or hasattr(weights[0], "fake_mode"):
-                continue
-            largest = torch.stack(torch._foreach_norm(weights, math.inf)).amax()
+        self._last = named or self._last  # a step may move nothing, and news of an earlier one arrive in it
+        weights = [w if type(w) is nn.Parameter or type(w) is Tensor else shards.local(w) for _, w in named]
+        traced = bool(weights) and is_traced(weights[0])
+        capturing = bool(weights) and not traced and weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        if capturing:
+            self._captured = []
+        for way, places in self._ways(weights, traced, capturing):
+            members = weights if len(places) == len(weights) else [weights[i] for i in places]
+            device = members[0].device
+            if way == "cpu":
+                cpu.largest_into(members, self._word)
+                largest = self._word
+            elif way == "triton":
+                largest = self._post(device).look(members)
+            else:
+                largest = torch.stack(torch._foreach_norm(members, math.inf)).amax()
             if device.type != "cuda":
                 self._check(largest, step, named)
-            elif not torch.cuda.is_current_stream_capturing():
-                self._send(largest, step)
-        while self._arriving and self._arriving[0][2].query():
-            then, value, _ = self._arriving.popleft()
-            self._check(value, then, named)
+            elif capturing:
+                self._captured.append((largest, named))
+            else:
+                self._send(largest, step, named)
+        if not capturing:
+            self._receive(self._last)
 
-    def _send(self, largest: Tensor, step: int) -> None:
-        on_host = torch.empty((), dtype=largest.dtype, pin_memory=True).copy_(largest, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        self._arriving.append((step, on_host, arrived))
+    def replayed(self, step: int) -> None:
+        """Look at what the graph has computed about the weights as they are after `step`."""
+        for largest, named in self._captured:
+            self._send(largest, step, named)
+            self._receive(named)
+
+    def _ways(self, weights: list[Tensor], traced: bool, capturing: bool) -> list[tuple[str, list[int]]]:
+        """Weights that are looked at together, and how. Found once and kept for as long as they lie where they are."""
+        key: list[object] = [forced_path(), capturing]
+        if not traced:
+            key += [(w.data_ptr(), w.dtype, w.stride(), w.shape) for w in weights]
+        if traced or key != self._key:
+            together: dict[tuple[str, torch.device, torch.dtype | None], list[int]] = {}
+            for place, weight in enumerate(weights):
+                if weight.numel() and weight.device.type != "meta" and not hasattr(weight, "fake_mode"):
+                    way = _way(weight, capturing)
+                    together.setdefault((way, weight.device, weight.dtype if way == "torch" else None), []).append(place)
+            self._key, self._parts = key, [(way, places) for (way, _, _), places in together.items()]
+        return self._parts
+
+    def _post(self, device: torch.device) -> _Post:
+        return self._posts[device] if device in self._posts else self._posts.setdefault(device, _Post(device))
+
+    def _send(self, largest: Tensor, step: int, named: _Named) -> None:
+        post = self._post(largest.device)
+        if post.is_full():
+            post.wait()
+            self._receive(named)
+        post.send(largest, step)
+
+    def _receive(self, named: _Named) -> None:
+        for post in self._posts.values():
+            while (arrived := post.receive()) is not None:
+                then, largest = arrived
+                self._check(largest, then, named)
+                if not math.isfinite(largest):
+                    post.word.zero_()  # somebody has repaired the weights in the meantime
 
     @staticmethod
     def _check(largest: Tensor, step: int, named: _Named) -> None:
         if not math.isfinite(largest.item()):
             for name, weight in named:
-                check_finite(weight, name, step)
+                check_finite(shards.local(weight.detach()), name, step)
+
+
+def _way(weight: Tensor, capturing: bool) -> str:
+    if is_traced(weight) or capturing or not fills_memory(weight):
+        return "torch"
+    if weight.is_cuda:
+        served = weight.dtype in _LOOKOUT_TYPES and has_triton()
+        return "triton" if served and forced_path() in (None, "triton") else "torch"
+    served = weight.device.type == "cpu" and weight.dtype == torch.float32 and cpu.unavailable() is None
+    return "cpu" if served and forced_path() in (None, "cpu") else "torch"
+
+
+class _Post:
+    """Between one GPU and the host: numbers on their way, in a ring of pinned memory so that a step allocates nothing."""
+
+    SLOTS = 64
+
+    def __init__(self, device: torch.device) -> None:
+        self.word = torch.zeros((), dtype=torch.float32, device=device)
+        self._lookout = Lookout()
+        self._slots = torch.zeros(self.SLOTS, dtype=torch.float32, pin_memory=True).unbind()
+        self._events = [torch.cuda.Event() for _ in range(self.SLOTS)]
+        self._arriving: deque[tuple[int, int]] = deque()  # steps and their slots
+        self._sent = 0
+
+    def look(self, weights: list[Tensor]) -> Tensor:
+        self._lookout.look(weights, self.word)
+        return self.word
+
+    def send(self, largest: Tensor, step: int) -> None:
+        slot = self._sent % self.SLOTS
+        self._slots[slot].copy_(largest.float() if largest.dtype != torch.float32 else largest, non_blocking=True)
+        self._events[slot].record(torch.cuda.current_stream(largest.device))
+        self._arriving.append((step, slot))
+        self._sent += 1
+
+    def is_full(self) -> bool:
+        """Whether the GPU is as many steps behind as there are slots."""
+        return len(self._arriving) == self.SLOTS
+
+    def wait(self) -> None:
+        """Until the next number has arrived."""
+        self._events[self._arriving[0][1]].synchronize()
+
+    def receive(self) -> tuple[int, Tensor] | None:
+        """The next number that has arrived, and the step that it is of."""
+        if not self._arriving or not self._events[self._arriving[0][1]].query():
+            return None
+        step, slot = self._arriving.popleft()
+        return step, self._slots[slot]

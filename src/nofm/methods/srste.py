@@ -24,7 +24,8 @@ from .. import ste
 from ..errors import OptimizerError
 from ..kernels import ops
 from ..layers import Site
-from .base import Method, OwnedWeight, Step
+from . import flips
+from .base import Memory, Method, OwnedWeight, Step
 
 __all__ = ["SRSTE"]
 
@@ -35,7 +36,9 @@ Placement = Literal["gradient", "decoupled", "backward"]
 class SRSTE(Method):
     """Straight-through training with a decay on the pruned weights.
 
-    decay      lambda_W of the paper; 0 is STE, and a negative one (the paper's ablation) pushes pruned weights back in.
+    decay      lambda_W of the paper; 0 is STE, and a negative one (the paper's ablation) pushes pruned weights back in. "auto": found
+               in the first `probe` steps (1000) as the one at which the flip rate, the share of sparse weights whose mask bit
+               changes in a step, comes to `target` (0.6 of STE's own), and kept from then on. See `flips`.
     refine     "weight" (Eq. 4), "sign" (Eq. 5) or "gradient" (Eq. 6).
     placement  "gradient": added to the gradient, so it goes through momentum and Adam's normalisation (the paper).
                "decoupled": W <- W - lr * decay * term beside the optimizer's own update, as AdamW does with weight decay. Holds
@@ -45,49 +48,74 @@ class SRSTE(Method):
                numbers made with that code.
     """
 
-    decay: float = 2e-4
+    decay: float | Literal["auto"] = 2e-4
     refine: ste.Refinement = "weight"
     placement: Placement = "gradient"
+    target: float | None = None
+    probe: int | None = None
 
     def __post_init__(self) -> None:
         for field, value, allowed in (("refine", self.refine, ste.Refinement), ("placement", self.placement, Placement)):
             if value not in get_args(allowed):
                 raise OptimizerError(f"{field}={value!r} is not one of {', '.join(map(repr, get_args(allowed)))}")
-        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not math.isfinite(self.decay):
-            raise OptimizerError(f"decay={self.decay!r} is no finite number; the paper uses 2e-4")
+        is_number = isinstance(self.decay, int | float) and not isinstance(self.decay, bool) and math.isfinite(self.decay)
+        if self.decay != "auto" and not is_number:
+            raise OptimizerError(f'decay={self.decay!r} is no finite number and not "auto"; the paper uses 2e-4')
         if self.placement == "backward" and self.refine == "gradient":
             raise OptimizerError('refine="gradient" needs the learning rate, which backward does not know; use placement="gradient"')
+        if self.placement == "backward" and self.decay == "auto":
+            raise OptimizerError('decay="auto" changes from step to step, which backward does not know; use placement="gradient"')
+        flips.check_options(self.decay, self.target, self.probe)
 
     def begin(self, site: Site) -> None:
-        site.look_through(ste.RefinedBackward(self.decay, self.refine) if self.placement == "backward" else ste.straight_through)
+        fixed = self.decay != "auto" and self.placement == "backward"
+        site.look_through(ste.RefinedBackward(float(self.decay), self.refine) if fixed else ste.straight_through)
+
+    def start(self, sites: Sequence[Site], memory: Memory) -> None:
+        super().start(sites, memory)
+        if self.decay == "auto":
+            flips.watch(sites, memory)
+
+    def phase(self, number: int) -> str | None:
+        return None if self._probes(number) else "train"
+
+    def _probes(self, number: int) -> bool:
+        return self.decay == "auto" and number <= (self.probe or flips.PROBE)
+
+    def _decay(self, step: Step) -> float:
+        return flips.decay_of(step.memory) if self.decay == "auto" else self.decay
 
     def before_step(self, step: Step) -> None:
-        if self.placement == "backward" or self.decay == 0:
+        if self.placement == "backward" or self._decay(step) == 0:
             return
-        for owned in step.weights if self.placement == "decoupled" else self._by_kernels(step):
+        spares = self._probes(step.number) and self.target is None
+        for owned in step.weights if spares or self.placement == "decoupled" else self._by_kernels(step):
             term = self._term(owned, step.grad_scale)
+            term = flips.spare_control_(term, owned) if spares else term
             if self.placement == "decoupled":
                 step.carried[owned.site.key] = term * owned.lr
             else:
                 scaled = term if step.grad_scale is None else term * step.grad_scale
-                owned.grad.add_(scaled, alpha=self._factor(owned))
+                owned.grad.add_(scaled, alpha=self._factor(step, owned))
 
-    def _factor(self, owned: OwnedWeight) -> float:
-        return self.decay if owned.descends else -self.decay
+    def _factor(self, step: Step, owned: OwnedWeight) -> float:
+        return self._decay(step) if owned.descends else -self._decay(step)
 
     def _by_kernels(self, step: Step) -> Sequence[OwnedWeight]:
         """Add the term to all gradients that a kernel serves, in one pass over weights and gradients; returns the others."""
         if self.refine == "gradient":
             return step.weights
         weights, grads = [owned.weight for owned in step.weights], [owned.grad for owned in step.weights]
-        groupings, factors = [owned.site.grouping for owned in step.weights], [self._factor(owned) for owned in step.weights]
+        groupings, factors = [owned.site.grouping for owned in step.weights], [self._factor(step, owned) for owned in step.weights]
         rest = ops.refine_all_(step.fleet, weights, groupings, grads, factors, step.grad_scale, sign=self.refine == "sign")
         return [step.weights[i] for i in rest]
 
     def after_step(self, step: Step) -> None:
         for owned in step.weights:
             if owned.site.key in step.carried:
-                owned.weight.sub_(step.carried[owned.site.key], alpha=self.decay)
+                owned.weight.sub_(step.carried[owned.site.key], alpha=self._decay(step))
+        if self._probes(step.number):
+            flips.search(step, self.target, self.probe or flips.PROBE)
 
     def _term(self, owned: OwnedWeight, grad_scale: Tensor | None) -> Tensor:
         grad = owned.grad if grad_scale is None else owned.grad / grad_scale

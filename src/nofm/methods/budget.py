@@ -1,0 +1,94 @@
+"""How many weights each layer keeps, as whole numbers that add up exactly.
+
+Unstructured methods are compared at one sparsity over all sparse weights together. `allocate` cuts that budget into layers:
+
+    uniform   in proportion to a layer's weights: every layer has the same density
+    erk       in proportion to the sum of its dimensions (out + in + kernel height + kernel width), so that small layers are denser;
+              a layer that would get more than it has is dense, and the others share what is left      Evci et al. 2020, section 3
+
+`shares` is the arithmetic of both, and of methods that move weights from layer to layer while they train.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+from ..errors import OptimizerError
+
+__all__ = ["Allocation", "allocate", "check_allocation", "check_share", "check_weight", "check_whole", "shares"]
+
+Allocation: TypeAlias = Literal["uniform", "erk"]
+
+
+def allocate(shapes: Sequence[Sequence[int]], sparsity: float, allocation: Allocation) -> list[int]:
+    """How many weights each layer keeps: round((1 - sparsity) * all of them) together, and at least one each.
+
+    >>> allocate([(4, 4), (4, 12)], 0.75, "uniform"), allocate([(4, 4), (4, 12)], 0.75, "erk")
+    ([4, 12], [5, 11])
+    """
+    check_share("sparsity", sparsity)
+    check_allocation(allocation)
+    sizes = [math.prod(shape) for shape in shapes]
+    total = round((1 - sparsity) * sum(sizes))
+    if total < len(sizes):
+        raise OptimizerError(f"sparsity={sparsity!r} keeps {total} weights of {len(sizes)} layers; each needs at least one")
+    return shares(total, sizes if allocation == "uniform" else [sum(shape) for shape in shapes], sizes, least=1)
+
+
+def shares(total: int, parts: Sequence[float], room: Sequence[int], least: int = 0) -> list[int]:
+    """`total` cut in proportion to `parts`, each between `least` and its `room`. What does not fit goes to the others, in proportion.
+
+    Whole numbers: each is its exact share rounded down, and what is left goes one by one to those that lost most, the first among
+    equals.
+    """
+    assert least * len(room) <= total <= sum(room), f"{total} does not fit in {list(room)}"
+    exact = _in_proportion(total, parts, room)
+    counts = [min(most, max(least, int(share))) for share, most in zip(exact, room, strict=True)]
+    while sum(counts) < total:
+        counts[min((i for i, most in enumerate(room) if counts[i] < most), key=lambda i: counts[i] - exact[i])] += 1
+    while sum(counts) > total:  # where `least` gave more than the share
+        counts[max((i for i in range(len(room)) if counts[i] > least), key=lambda i: counts[i] - exact[i])] -= 1
+    return counts
+
+
+def _in_proportion(total: int, parts: Sequence[float], room: Sequence[int]) -> list[float]:
+    """The exact shares. Those that would get more than they have room for are full; the others share what that leaves, and so on."""
+    exact, open_ = [0.0] * len(room), list(range(len(room)))
+    while open_:
+        left = total - sum(exact)
+        weights = parts if sum(parts[i] for i in open_) > 0 else room  # without parts there is no other proportion than room
+        whole = sum(weights[i] for i in open_) or 1
+        full = [i for i in open_ if left * weights[i] >= room[i] * whole]
+        for i in full or open_:
+            exact[i] = room[i] if full else left * weights[i] / whole
+        open_ = [i for i in open_ if i not in full] if full else []
+    return exact
+
+
+# ---- options that many methods have ----
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise unless `value` is a number between 0 and 1, neither of them."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise OptimizerError(f"{name}={value!r} must be 0 < {name} < 1")
+
+
+def check_whole(name: str, value: object, least: int = 0) -> None:
+    """Raise unless `value` is a whole number, `least` or more: a step, a number of steps, a seed."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptimizerError(f"{name}={value!r} must be a whole number, {least} or more")
+
+
+def check_weight(name: str, value: object) -> None:
+    """Raise unless `value` is a finite number, 0 or more: the strength of a term."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise OptimizerError(f"{name}={value!r} must be a finite number, 0 or more")
+
+
+def check_allocation(value: object) -> None:
+    """Raise unless `value` says how a budget is cut into layers."""
+    if value not in get_args(Allocation):
+        raise OptimizerError(f"allocation={value!r} is not one of {', '.join(map(repr, get_args(Allocation)))}")

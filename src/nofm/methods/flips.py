@@ -1,0 +1,108 @@
+"""Choosing lambda by the flip rate: how often weights change between kept and pruned, which is what SR-STE's decay is there to calm.
+
+    r = || E_t - E_{t-1} ||_1 / D          the share of D sparse weights whose mask bit changed in step t: SAD_{t-1:t} / D
+
+The paper (Fig. 4) compares four lambdas by training four times. Hu et al. 2024 (arXiv:2404.01847) see in Transformers that a good one
+brings the flip rate to a fraction, 0.6 to 0.95, of what it is without, and try candidates in the warm-up. Flip rates fall by themselves
+as training goes on and move with the learning rate, so a fraction only means something at the same step. Therefore one run has both:
+in its first `probe` steps the odd outputs of every layer are trained by STE, as a control, and the even ones by SR-STE.
+
+    log lambda <- log lambda + 20 / probe * clip(3 * log(r_even / (SHARE * r_odd)), -1, 1)      at each step of the probe
+    log lambda <- its mean over the second half of the probe                                    at the last one; then for all outputs
+
+Where `target` says which flip rate is wanted, that stands for SHARE * r_odd, and all outputs are trained alike. Pruned weights shrink by
+about lr * lambda / (1 - momentum) in a step, so what is found calms the mask within the time of the probe: a probe of a tenth of the
+run is a good one, and a short one finds a large lambda. Its steps are run by the host, which looks at the masks after each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import shards
+from ..errors import OptimizerError
+from ..kernels import ops
+from ..layers import Site
+from ..masks import pack, unpack
+from .base import Memory, OwnedWeight, Step
+from .budget import check_share, check_whole
+from .pruning import check_one_optimizer
+
+__all__ = ["PROBE", "SHARE", "check_options", "decay_of", "search", "spare_control_", "watch"]
+
+PROBE = 1000  # steps
+SHARE = 0.6  # of STE's own flip rate
+_FIRST, _LEAST, _MOST = 2e-4, 1e-7, 1.0  # lambda: the paper's, and how far a search may go
+_REACH, _STEEP = 20.0, 3.0  # how far all steps of a search together can move log lambda; 1/3 off the goal in log is full speed
+
+
+def check_options(decay: object, target: float | None, probe: int | None) -> None:
+    """Raise for options of a search that mean nothing, or where there is none."""
+    for name, value in (("target", target), ("probe", probe)):
+        if value is not None and decay != "auto":
+            raise OptimizerError(f'{name}={value!r} has no effect with decay={decay!r}; it belongs to decay="auto"')
+    if target is not None:
+        check_share("target", target)
+    if probe is not None:
+        check_whole("probe", probe, least=8)
+
+
+def watch(sites: Sequence[Site], memory: Memory) -> None:
+    """Begin: remember the masks as they are."""
+    check_one_optimizer('decay="auto"', memory)
+    memory.tensors["decay"] = torch.tensor(_FIRST, dtype=torch.float64)
+    memory.tensors["decay:found"] = torch.zeros(2, dtype=torch.float64)  # sum of log lambda, and over how many steps
+    for site in sites:
+        part = ops.mask(shards.local(site.weight.detach()), site.grouping)
+        memory.tensors[f"{site.key}:mask"] = pack(shards.whole_of(part, site.weight))
+
+
+def decay_of(memory: Memory) -> float:
+    """The lambda of the next step."""
+    return float(memory.tensors["decay"])  # on the host, where reading it makes no GPU wait
+
+
+def spare_control_(term: Tensor, owned: OwnedWeight) -> Tensor:
+    """SR-STE's term without the outputs that STE trains."""
+    return term.masked_fill_(~shards.part_of(_even(owned), owned.param), 0.0)
+
+
+def search(step: Step, target: float | None, probe: int) -> None:
+    """Look at the flips of a step of the probe and move lambda."""
+    held = step.memory.tensors
+    (flips_even, even), (flips_odd, odd) = _flips(step)
+    rate, goal = (flips_even / max(even, 1), SHARE * flips_odd / max(odd, 1))
+    if target is not None:
+        rate, goal = (flips_even + flips_odd) / (even + odd), target
+    one = 1 / (even + odd)  # so that a step without a flip, which small networks have, is no minus infinity
+    found = math.log(decay_of(step.memory)) + _REACH / probe * min(1.0, max(-1.0, _STEEP * math.log((rate + one) / (goal + one))))
+    found = min(math.log(_MOST), max(math.log(_LEAST), found))
+    if step.number > probe // 2:
+        held["decay:found"] += torch.tensor([found, 1.0])
+    total, steps = held["decay:found"].tolist()
+    held["decay"].fill_(math.exp(found if step.number < probe else total / steps))
+
+
+def _flips(step: Step) -> list[list[int]]:
+    """How many mask bits have changed since the last look, and how many there are: of even outputs and of odd ones."""
+    counts = torch.zeros(2, 2, dtype=torch.int64)
+    for owned in step.weights:
+        now, name, even = shards.whole_of(owned.mask(), owned.param), f"{owned.site.key}:mask", _even(owned)
+        changed = now != unpack(step.memory.tensors[name].to(now.device), now.shape)
+        step.memory.tensors[name] = pack(now)
+        parts = [(changed & even).sum(), even.sum(), (changed & ~even).sum(), (~even).sum()]
+        counts += torch.stack(parts).view(2, 2).to(counts.device)
+    rows: list[list[int]] = counts.tolist()
+    return rows
+
+
+def _even(owned: OwnedWeight) -> Tensor:
+    """True at the weights of every other output, the first among them. No group has weights of two outputs."""
+    weight, along = owned.param, owned.site.grouping.axis
+    axis = 1 if along != "flat" and along % weight.dim() == 0 else 0
+    even = torch.arange(weight.shape[axis], device=weight.device) % 2 == 0
+    return even.view([-1 if i == axis else 1 for i in range(weight.dim())]).expand(weight.shape)

@@ -1,0 +1,84 @@
+"""GMP, gradual magnitude pruning (Zhu & Gupta 2017, arXiv:1710.01878; the rival of the paper's Table 3, as in Gale et al. 2019).
+
+    s_t = s_f * (1 - (1 - (t - begin_at) / (end_at - begin_at))^3)        t = begin_at + every, begin_at + 2 * every, ..., end_at
+    mask <- the (1 - s_t) * n largest of |W|;   W <- mask * W
+
+Sparsity rises from nothing, fast while weights are plenty and slowly at the end, and then stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..errors import OptimizerError
+from ..layers import Site
+from ..masks import check_finite
+from ..schedules import cubic
+from .base import Memory, Method, Step
+from .budget import check_share, check_whole
+from .pruning import Pool, check_pool, keep_zero_, on_the_way, owned_of, put_on_, set_budget, stored_masks, strongest, whole_weights
+
+__all__ = ["GMP"]
+
+
+@dataclass(frozen=True)
+class GMP(Method):
+    """Prunes the smallest weights little by little; what is pruned is zero, gets no gradient and does not come back.
+
+    sparsity    share of all sparse weights that is pruned in the end, s_f.
+    begin_at    the step from which sparsity rises; the network is dense until then.
+    end_at      the step at which it is reached, exactly.
+    every       steps between two prunings (the paper: 100 to 1000).
+    allocation  "uniform": the same s_t in every layer (Zhu & Gupta). "erk": each layer goes to its own share (see `budget`).
+                "global": the smallest weights of the whole network go first.
+
+    In the released code of the paper a pruned weight keeps its last value and may be chosen again at the next pruning; here, as in
+    most later work, the pruned ones only grow in number.
+    """
+
+    unstructured: ClassVar[bool] = True
+
+    sparsity: float = 0.9
+    begin_at: int = 0
+    end_at: int = 10_000
+    every: int = 100
+    allocation: Pool = "uniform"
+
+    def __post_init__(self) -> None:
+        check_share("sparsity", self.sparsity)
+        check_whole("begin_at", self.begin_at)
+        check_whole("end_at", self.end_at, least=1)
+        check_whole("every", self.every, least=1)
+        check_pool(self.allocation)
+        if self.end_at < self.begin_at:
+            raise OptimizerError(f"end_at={self.end_at} comes before begin_at={self.begin_at}")
+
+    def start(self, sites: Sequence[Site], memory: Memory) -> None:
+        set_budget(sites, memory, self.sparsity, self.allocation)
+        for site in sites:
+            if site.stored_mask is None:
+                site.freeze(torch.ones(site.weight.shape, dtype=torch.bool, device=site.weight.device))
+
+    def phase(self, number: int) -> str | None:
+        return None if self._prunes(number) else "frozen"
+
+    def _prunes(self, number: int) -> bool:
+        between = self.begin_at < number < self.end_at
+        return number == self.end_at or (between and (number - self.begin_at) % self.every == 0)
+
+    def after_step(self, step: Step) -> None:
+        keep_zero_(step)
+        if not self._prunes(step.number):
+            return
+        owned = owned_of(step)
+        weights, masks = whole_weights(owned), stored_masks(owned)
+        for one, weight in zip(owned, weights, strict=True):
+            check_finite(weight, one.site.key, step.number)
+        share = cubic(step.number, self.begin_at, self.end_at, final=1.0)
+        budget = on_the_way(step, [weight.numel() for weight in weights], share)
+        for one, mask in zip(owned, strongest(weights, budget, masks), strict=True):
+            put_on_(one.site, one.param, mask)

@@ -1,0 +1,117 @@
+"""Lottery tickets: iterative magnitude pruning with rewinding (Frankle & Carbin 2019, arXiv:1803.03635; Frankle et al. 2020,
+arXiv:1912.05671, who rewind to an early step instead of to the start).
+
+    train W_0 for T steps, keeping a copy W_k of step k
+    repeat:  mask <- the largest (1 - p) of what is kept, by |W_T|;   W <- mask * W_k;   train T - k steps
+
+After r rounds (1 - p)^r of the weights are kept. The last training is that of the "ticket".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import shards
+from ..errors import OptimizerError
+from ..layers import Site
+from ..masks import check_finite
+from . import pruning
+from .base import Memory, Method, Step
+from .budget import check_share, check_whole
+from .pruning import Pool
+
+__all__ = ["LotteryTicket"]
+
+
+@dataclass(frozen=True)
+class LotteryTicket(Method):
+    """Trains, prunes, goes back and trains again, `rounds` times: in all every + rounds * (every - rewind_to) steps.
+
+    sparsity    share of all sparse weights that is pruned in the end.
+    rounds      in how many prunings; each takes the same share p of what is left: (1 - p)^rounds = 1 - sparsity. The papers prune
+                20 % a round, which is 7 rounds for 80 % and 13 for 95 %.
+    every       T: steps of the first training.
+    rewind_to   k: the step to go back to, 0 for the start. Frankle et al. need a few hundred for residual networks.
+    allocation  "global" (the papers, for deep networks): the smallest of the whole network. "uniform", "erk": of each layer.
+
+    Everything that the optimizer trains goes back, and so does its own state; running statistics of norm layers, which it does not
+    own, do not, and are forgotten by training. The learning-rate schedule is the loop's: it should go back to step k as well.
+    """
+
+    unstructured: ClassVar[bool] = True
+
+    sparsity: float = 0.9
+    rounds: int = 7
+    every: int = 10_000
+    rewind_to: int = 0
+    allocation: Pool = "global"
+
+    def __post_init__(self) -> None:
+        check_share("sparsity", self.sparsity)
+        check_whole("rounds", self.rounds, least=1)
+        check_whole("every", self.every, least=1)
+        check_whole("rewind_to", self.rewind_to)
+        pruning.check_pool(self.allocation)
+        if self.rewind_to >= self.every:
+            raise OptimizerError(f"rewind_to={self.rewind_to} must come before the end of the first training, every={self.every}")
+
+    def start(self, sites: Sequence[Site], memory: Memory) -> None:
+        pruning.check_one_optimizer("rewinding", memory)
+        pruning.set_budget(sites, memory, self.sparsity, self.allocation)
+        for site in sites:
+            if site.stored_mask is None:
+                site.freeze(torch.ones(site.weight.shape, dtype=torch.bool, device=site.weight.device))
+        if self.rewind_to == 0:
+            _remember(memory)
+
+    def phase(self, number: int) -> str | None:
+        return None if number == self.rewind_to or self._round(number) else "frozen"
+
+    def _round(self, number: int) -> int:
+        """Which round ends with step `number`, from 1; 0 if none does."""
+        rounds, rest = divmod(number - self.every, self.every - self.rewind_to)
+        return rounds + 1 if rest == 0 and 0 <= rounds < self.rounds else 0
+
+    def after_step(self, step: Step) -> None:
+        pruning.keep_zero_(step)
+        if step.number == self.rewind_to:
+            _remember(step.memory)
+        if not (number := self._round(step.number)):
+            return
+        owned = pruning.owned_of(step)
+        weights, final = pruning.whole_weights(owned), pruning.budget_of(step)
+        for one, weight in zip(owned, weights, strict=True):
+            check_finite(weight, one.site.key, step.number)
+        sizes = [weight.numel() for weight in weights]
+        rooms = sizes if len(final) == len(sizes) else [sum(sizes)]
+        budget = [round(room * (keep / room) ** (number / self.rounds)) for room, keep in zip(rooms, final, strict=True)]
+        masks = pruning.strongest(weights, budget, pruning.stored_masks(owned))
+        _rewind(step.memory)
+        for one, mask in zip(owned, masks, strict=True):
+            pruning.put_on_(one.site, one.param, mask)
+
+
+def _remember(memory: Memory) -> None:
+    for place, param, state in pruning.trained_by(memory):
+        memory.tensors[f"rewind:{place}"] = shards.whole(param.detach()).clone()
+        for what, value in state.items():
+            if isinstance(value, Tensor):
+                memory.tensors[f"rewind:{place}:{what}"] = shards.whole(value).clone()
+
+
+def _rewind(memory: Memory) -> None:
+    for place, param, state in pruning.trained_by(memory):
+        _copy_(param, memory.tensors[f"rewind:{place}"])
+        pruning.clear_(state)  # what was not there yet
+        for what, value in state.items():
+            if (then := memory.tensors.get(f"rewind:{place}:{what}")) is not None:
+                _copy_(value, then)
+
+
+def _copy_(tensor: Any, whole: Tensor) -> None:
+    shards.local(tensor.detach()).copy_(shards.part_of(whole.to(tensor.device), tensor))

@@ -1,0 +1,151 @@
+"""What the methods that prune by rank share: a budget, the strongest weights of a layer or of all layers, and masks put on.
+
+A budget is one number for each layer ("uniform", "erk": see `budget`), or a single one where all layers compete ("global"). The
+order is that of all masks: larger magnitude first, then lower index, and lower layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from .. import shards
+from ..errors import OptimizerError
+from ..layers import Site
+from ..masks import keep_top, magnitude_key
+from .base import Memory, OwnedWeight, Step
+from .budget import allocate
+
+__all__ = [
+    "Pool",
+    "budget_of",
+    "check_one_optimizer",
+    "check_pool",
+    "clear_",
+    "keep_zero_",
+    "on_the_way",
+    "owned_of",
+    "put_on_",
+    "set_budget",
+    "stored_masks",
+    "strongest",
+    "trained_by",
+    "whole_weights",
+]
+
+Pool: TypeAlias = Literal["uniform", "erk", "global"]
+
+
+def check_pool(value: object) -> None:
+    """Raise unless `value` says which weights compete with which."""
+    if value not in get_args(Pool):
+        raise OptimizerError(f"allocation={value!r} is not one of {', '.join(map(repr, get_args(Pool)))}")
+
+
+def check_one_optimizer(name: str, memory: Memory) -> None:
+    """Raise where the weights that must be looked at together move in the steps of several optimizers."""
+    if (count := len(memory.optimizers)) > 1:
+        raise OptimizerError(f"{name} looks at all sparse weights in one step, and {count} optimizers step apart; use one")
+
+
+def set_budget(sites: Sequence[Site], memory: Memory, sparsity: float, allocation: Pool) -> list[int]:
+    """How many weights each layer keeps, or ("global") a single number for all of them. `budget_of` a later step is the same."""
+    shapes = [site.weight.shape for site in sites]
+    if allocation != "global":
+        budget = allocate(shapes, sparsity, allocation)
+        memory.tensors |= {f"{site.key}:keep": torch.tensor(keep) for site, keep in zip(sites, budget, strict=True)}
+        return budget
+    check_one_optimizer('allocation="global"', memory)
+    keep = round((1 - sparsity) * sum(shape.numel() for shape in shapes))
+    if keep == 0:
+        raise OptimizerError(f"sparsity={sparsity!r} keeps no weight of these layers; give a smaller one")
+    memory.tensors["keep"] = torch.tensor(keep)  # on the host, where reading it makes no GPU wait
+    return [keep]
+
+
+def budget_of(step: Step) -> list[int]:
+    """What `set_budget` has found, for the weights of this step."""
+    held = step.memory.tensors
+    return [int(held["keep"])] if "keep" in held else [int(held[f"{one.site.key}:keep"]) for one in owned_of(step)]
+
+
+def on_the_way(step: Step, sizes: Sequence[int], share: float) -> list[int]:
+    """Budgets of a schedule: all weights where `share` is 0, what `set_budget` has found where it is 1."""
+    budget = budget_of(step)
+    rooms = sizes if len(budget) == len(sizes) else [sum(sizes)]
+    return [room - round((room - keep) * share) for room, keep in zip(rooms, budget, strict=True)]
+
+
+def strongest(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[Tensor] | None = None) -> list[Tensor]:
+    """True at the scores of largest magnitude: so many of each tensor, or of all together where the budget is a single number.
+
+    `among`: masks, outside of which nothing is kept.
+    """
+    if len(budget) == len(scores):
+        inside: Sequence[Tensor | None] = among or [None] * len(scores)
+        return [_top(score, keep, mask) for score, keep, mask in zip(scores, budget, inside, strict=True)]
+    joined = torch.cat([score.reshape(-1) for score in scores])
+    mask = _top(joined, budget[0], None if among is None else torch.cat([mask.reshape(-1) for mask in among]))
+    parts = mask.split([score.numel() for score in scores])
+    return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
+
+
+def _top(score: Tensor, keep: int, among: Tensor | None) -> Tensor:
+    if keep == 0:
+        return torch.zeros_like(score, dtype=torch.bool)
+    if among is None:
+        return keep_top(magnitude_key(score).reshape(1, -1), keep).view(score.shape)
+    key = magnitude_key(score).masked_fill(~among, -1)  # below a kept weight that happens to be zero
+    return keep_top(key.reshape(1, -1), keep).view(score.shape) & among
+
+
+# ---- in a step ----
+
+
+def owned_of(step: Step) -> list[OwnedWeight]:
+    """All sparse weights that follow this optimizer, those without a gradient too."""
+    return [*step.weights, *step.resting]
+
+
+def stored_masks(owned: Sequence[OwnedWeight]) -> list[Tensor]:
+    """The stored masks of weights that all have one."""
+    return [one.site.stored_mask for one in owned if one.site.stored_mask is not None]
+
+
+def whole_weights(owned: Sequence[OwnedWeight]) -> list[Tensor]:
+    """The weights as they are now, gathered from all processes."""
+    return [shards.whole(one.param.detach()) for one in owned]
+
+
+def put_on_(site: Site, param: nn.Parameter, mask: Tensor) -> None:
+    """Freeze `mask`, of the whole weight; pruned weights are +0.0 from now on."""
+    site.freeze(mask)
+    shards.local(param.detach()).masked_fill_(~shards.part_of(mask, param), 0.0)
+
+
+def keep_zero_(step: Step) -> None:
+    """Undo what momentum and weight decay have done to pruned weights."""
+    for owned in owned_of(step):
+        if owned.site.stored_mask is not None:
+            owned.weight.masked_fill_(~owned.mask(), 0.0)
+
+
+# ---- the optimizer's own state ----
+
+
+def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, dict[str, object]]]:
+    """Every parameter that the optimizer moves, by its place in it, and what the optimizer remembers of it."""
+    for i, optimizer in enumerate(memory.optimizers):
+        for j, group in enumerate(optimizer.param_groups):
+            for k, param in enumerate(group["params"]):
+                yield f"{i}.{j}.{k}", param, optimizer.state.get(param, {})
+
+
+def clear_(state: dict[str, object]) -> None:
+    """Make the optimizer forget a parameter: zeros, which is how it starts, in the places where a CUDA graph looks for them."""
+    for value in state.values():
+        if isinstance(value, Tensor):
+            value.zero_()

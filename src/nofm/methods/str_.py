@@ -1,0 +1,80 @@
+"""STR, soft threshold weight reparameterization (Kusupati et al. 2020, arXiv:2002.03231; the rival of the paper's Table 3).
+
+    S(W, s) = sign(W) * relu(|W| - sigmoid(s))                       s: one number for each layer, learned
+    W <- W - lr * (g(S) * kept            + wd * W)                  kept: |W| > sigmoid(s)
+    s <- s - lr * (-sigmoid'(s) * sum(sign(W) * g(S) * kept) + wd * s)
+
+Sparsity is not asked for, it comes out: weight decay draws s from far below zero towards it, thresholds open layer by layer, and the
+loss pushes back. More weight decay, or an s that starts nearer to zero, leaves fewer weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import shards, ste
+from ..errors import OptimizerError
+from ..layers import Site
+from .base import Memory, Method, OwnedWeight, Step
+
+__all__ = ["STR"]
+
+
+@dataclass(frozen=True)
+class STR(Method):
+    """Learns a threshold for each layer; weights below it are zero, those above are smaller by it.
+
+    initial  what s starts as. The paper: -3200 for ResNet-50 over 100 epochs, -200 for MobileNet. Over n steps of SGD weight decay
+             shrinks s by about exp(-n * lr * wd / (1 - momentum)); thresholds open when it comes to about -10. Shorter runs need a
+             start that is nearer to zero, or more weight decay.
+
+    The optimizer trains s in the group of its weight: the same learning rate, momentum and weight decay. Its gradient is made of the
+    weight's, which is complete at the step (summed over micro-batches, averaged over processes, clipped), since no part of the
+    loop knows that s is there.
+    """
+
+    unstructured: ClassVar[bool] = True
+
+    initial: float = -3200.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.initial, bool) or not isinstance(self.initial, int | float) or not math.isfinite(self.initial):
+            raise OptimizerError(f"initial={self.initial!r} is no finite number; the paper starts s at -3200")
+
+    def start(self, sites: Sequence[Site], memory: Memory) -> None:
+        for site in sites:
+            before = site.lens.s.detach() if isinstance(site.lens, ste.SoftThreshold) else torch.tensor(float(self.initial))
+            lens = ste.SoftThreshold(memory.learn(site, before.to(site.weight.device, copy=True)))
+            site.freeze(lens.kept(shards.whole(site.weight.detach())), lens)
+
+    def before_step(self, step: Step) -> None:
+        for owned in step.weights:
+            s = _lens(owned).s
+            # g(S) is zero where pruned already, as the weight's gradient is.
+            total = _over_processes((owned.weight.sign() * owned.grad).sum(dtype=torch.float32), owned)
+            opening = s.detach().sigmoid() * (-s.detach()).sigmoid()
+            grad = -opening * total
+            s.grad = grad if s.grad is None else s.grad.copy_(grad)
+
+    def after_step(self, step: Step) -> None:
+        for owned in (*step.weights, *step.resting):
+            lens = _lens(owned)
+            owned.site.freeze(lens.kept(shards.whole(owned.param.detach())), lens)
+
+
+def _lens(owned: OwnedWeight) -> ste.SoftThreshold:
+    lens = owned.site.lens
+    assert isinstance(lens, ste.SoftThreshold), f"{owned.site.key} is not seen through its threshold"
+    return lens
+
+
+def _over_processes(total: Tensor, owned: OwnedWeight) -> Tensor:
+    for group in shards.groups_of(owned.param):
+        torch.distributed.all_reduce(total, group=group)
+    return total

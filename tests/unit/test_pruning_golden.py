@@ -1,0 +1,72 @@
+"""Fifty steps of GMP, STR, top-k STE, DNW, SNIP, lottery tickets and SR-STE with a lambda of its own on the digits: the losses are those
+of tests/golden/pruning.json.
+
+A change of them is a change of the method. If it is meant, `python tests/unit/test_pruning_golden.py` writes the file again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional as F
+
+import nofm
+from nofm.tasks.models import build_model
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "pruning.json"
+METHODS: dict[str, tuple[str, nofm.Method]] = {
+    "gmp, uniform": ("1:1", nofm.GMP(begin_at=5, end_at=40, every=5)),
+    "gmp, erk": ("1:1", nofm.GMP(begin_at=5, end_at=40, every=5, allocation="erk")),
+    "gmp, global": ("1:1", nofm.GMP(begin_at=5, end_at=40, every=5, allocation="global")),
+    "str": ("1:1", nofm.STR(initial=-3.0)),
+    "ste, uniform": ("1:1", nofm.UnstructuredSTE()),
+    "ste, erk": ("1:1", nofm.UnstructuredSTE(allocation="erk")),
+    "ste, global": ("1:1", nofm.UnstructuredSTE(allocation="global")),
+    "dnw": ("1:1", nofm.DNW()),
+    "snip": ("1:1", nofm.SNIP(batches=2)),
+    "lottery": ("1:1", nofm.LotteryTicket(rounds=2, every=20, rewind_to=5)),
+    "srste, auto": ("1:16", nofm.SRSTE(decay="auto", probe=30)),
+}
+STEPS = 50
+
+
+def losses(pattern: str, method: nofm.Method) -> list[float]:
+    """The mean losses of steps 1 to 25 and 26 to 50."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target)
+    model = build_model("cnn", 10, 1)
+    nofm.sparsify_(model, pattern)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    nofm.attach(method, model, optimizer)
+    found = []
+    for _ in range(STEPS):
+        chosen = torch.randint(len(images), (32,))
+        loss = F.cross_entropy(model(images[chosen]), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return [sum(found[:25]) / 25, sum(found[25:]) / 25]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fifty_steps(name):
+    assert losses(*METHODS[name]) == pytest.approx(json.loads(GOLDEN.read_text())[name], rel=1e-4)
+
+
+def test_the_golden_runs_learn_and_differ():
+    golden = json.loads(GOLDEN.read_text())
+    assert set(golden) == set(METHODS)
+    assert all(last < 0.85 * first for first, last in golden.values())
+    assert golden["dnw"] == golden["ste, uniform"], "on layers they are one method"
+    assert len({last for _, last in golden.values()}) == len(golden) - 1
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps({name: losses(*case) for name, case in METHODS.items()}, indent=2) + "\n")
