@@ -1,6 +1,6 @@
 """A whole training step, sparse against dense, on the GPU: how much SR-STE costs, with and without SAD in every step.
 
-    python benchmarks/steps_gpu.py --case resnet50-256 --mode eager --patterns 2:4 2:8 1:16 [--sad] [--json FILE]
+    python benchmarks/steps_gpu.py --case resnet50-256 --mode eager --patterns 2:4 2:8 1:16 [--sad] [--graph] [--json FILE]
 
 bf16 autocast, fused SGD with momentum (AdamW for the Transformer), channels_last for convolutions. Dense and sparse models take turns
 in blocks of steps in the same process; the figure is the median over blocks of sparse time / dense time - 1. Also peak memory, as bytes
@@ -86,7 +86,7 @@ class Trainer:
         self.sad = None
         parameters = self.model.parameters()
         self.optimizer = (
-            torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+            torch.optim.AdamW(parameters, lr=1e-4, fused=True, capturable=True)
             if case == "transformer"
             else torch.optim.SGD(parameters, 0.01, 0.9, fused=True)
         )
@@ -97,6 +97,18 @@ class Trainer:
             self.sad = nofm.SAD(self.model, keep=1) if record else None
         self.run = torch.compile(self.model) if compiled else self.model
         self.data, self.step_number = data, 0
+        self.once: Callable[[], None] = self.step
+
+    def capture(self) -> None:
+        """From now on a step is the replay of a CUDA graph, so that the host has no part in its time."""
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(5):
+                self.step()
+        with torch.cuda.graph(graph):
+            self.step()
+        self.once = graph.replay
 
     def step(self) -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -113,7 +125,7 @@ class Trainer:
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
-            self.step()
+            self.once()
         host = time.perf_counter() - began
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / steps, host / steps
@@ -133,11 +145,14 @@ def main() -> None:
     parser.add_argument("--mode", choices=("eager", "compiled"), required=True)
     parser.add_argument("--patterns", nargs="+", default=["2:4", "2:8", "1:16"])
     parser.add_argument("--sad", action="store_true")
+    parser.add_argument("--graph", action="store_true", help="replay whole steps as CUDA graphs: what the GPU alone takes")
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--json", default="")
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
+    if args.sad and args.graph:
+        parser.error("--sad keeps its books on the host, which a graph leaves out")
     data, compiled = CASES[args.case][1](), args.mode == "compiled"
     trainers = {"dense": Trainer(args.case, None, compiled, False, data)}
     for pattern in args.patterns:
@@ -146,6 +161,9 @@ def main() -> None:
         trainers[f"{args.patterns[0]} + SAD"] = Trainer(args.case, args.patterns[0], compiled, True, data)
     for trainer in trainers.values():
         trainer.block(5)
+        if args.graph:
+            trainer.capture()
+            trainer.block(2)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in trainers}
     for _ in range(args.blocks):
         for name, trainer in trainers.items():
@@ -155,7 +173,12 @@ def main() -> None:
     rows = []
     for name, trainer in trainers.items():
         ratios = [seconds / base for (seconds, _), base in zip(times[name], dense, strict=True)]
-        row = {"case": args.case, "mode": args.mode, "what": name, "ms": 1e3 * statistics.median(s for s, _ in times[name])}
+        row = {
+            "case": args.case,
+            "mode": args.mode + " graph" * args.graph,
+            "what": name,
+            "ms": 1e3 * statistics.median(s for s, _ in times[name]),
+        }
         row |= {"more_percent": 100 * (statistics.median(ratios) - 1), "spread_percent": 100 * statistics.stdev(ratios)}
         row |= {"host_ms": 1e3 * statistics.median(h for _, h in times[name])}
         row |= {"more_bytes_a_sparse_weight": (trainer.peak() - peak) / trainer.sparse_weights if trainer.sparse_weights else 0.0}

@@ -1,10 +1,10 @@
 """All masked weights of a model in one pass, at the start of its forward.
 
-A layer on its own makes its masked weight when its forward begins: right whoever calls it, but on a GPU many small launches. When
-the whole model is called, a hook on it makes all of them in one launch and puts them in place, and another takes them away when
-the forward ends. They live no longer than that, so they cannot be stale. Layers that are called by themselves (gradient
-checkpointing, a part of the model, FSDP2, whose weights are only there while their layer runs) find nothing in place and make
-their own.
+A layer on its own makes its masked weight when its forward begins: right whoever calls it, but on a GPU many small launches, and in a
+small network on the CPU more Python than arithmetic. When the whole model is called, a hook on it makes all of them in one launch
+(on the CPU: one call into C) and puts them in place, and another takes them away when the forward ends. They live no longer than
+that, so they cannot be stale. Layers that are called by themselves (gradient checkpointing, a part of the model, FSDP2, whose
+weights are only there while their layer runs) find nothing in place and make their own.
 
 The copy that the kernel writes into is made by `weight.to(bfloat16)` or `weight.clone()`: torch's own operations with torch's own
 gradients, which send the gradient straight through and cost the host less than an autograd function in Python would. For the host's
@@ -13,16 +13,20 @@ sake, too, what was found out about the layers is kept, and only compared in the
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
 
 from . import ste
-from .kernels.multi import Fleet
+from .kernels import cpu
+from .kernels.multi import Fleet, axis_stride
 from .kernels.ops import register_operator
 from .kernels.select import Path, choose, forced_path, is_watched
 from .layers import Site, SparseModule, casts, sites, unit_of
@@ -31,6 +35,9 @@ from .masks import Grouping
 __all__ = ["hang_on_", "take_off_"]
 
 _STATE = "_nofm_bulk"
+_DEVICES: dict[str, Path] = {"cuda": "triton", "cpu": "cpu"}  # and the path that serves many weights there
+# Weights of all layers together. Above, arithmetic counts more than Python on the CPU, and the copy is made for nothing.
+_SMALL = 1 << 20
 
 
 def hang_on_(model: nn.Module) -> None:
@@ -61,8 +68,11 @@ class _Plan:
     weights: list[nn.Parameter]
     groupings: list[Grouping]
     casts: list[bool]
+    jobs: cpu.Jobs | None  # what the CPU does; None on a GPU
     whole: list[SparseModule]  # all of whose masked weights, and those of the children they read, are here
     forced: Path | None
+    lay: list[Any]  # on the CPU: where the weights lay and how; a fleet looks for itself
+    hooks: list[Any]  # on the CPU: where hooks would be
 
     def holds(self) -> bool:
         if self.forced != forced_path():
@@ -70,18 +80,37 @@ class _Plan:
         for (module, param, place), record in zip(self.users, self.records, strict=True):
             if module._parameters.get(param) is not self.weights[place] or module.__dict__["_nofm"].get(param) is not record:
                 return False
+        if self.jobs is not None:
+            return _are_alone(self.hooks) and [(w.data_ptr(), w.shape, w.stride()) for w in self.weights] == self.lay
         return all(weight.is_cuda for weight in self.weights)
 
 
 @dataclass(slots=True)
+class _Call:
+    """A forward of the model: whose it is, where it began, and how many times it has called the model again."""
+
+    thread: int
+    frame: FrameType
+    inner: int = 0
+
+    def is_running(self) -> bool:
+        """False if it has ended without a word: torch calls no hook after Ctrl-C."""
+        frame = sys._current_frames().get(self.thread)
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return frame is not None
+
+
+@dataclass(slots=True)
 class _Bulk:
-    """What a model remembers of this: its hooks, the plan, the modules whose masked weights are in place now."""
+    """What a model remembers of this: its hooks, the plan, the modules whose masked weights are in place now, and for whom."""
 
     hooks: list[int]
     plan: _Plan | None = None
     fleet: Fleet = field(default_factory=Fleet)
     shown: list[tuple[SparseModule, str]] = field(default_factory=list)
     ready: list[SparseModule] = field(default_factory=list)
+    call: dict[str, _Call] = field(default_factory=dict)  # the forward that they are in place for, if one is running
 
     def __deepcopy__(self, memo: Any) -> _Bulk:
         return _Bulk(list(self.hooks))  # modules and addresses are the original's
@@ -91,60 +120,95 @@ class _Bulk:
 
 
 def _before(model: nn.Module, args: Any) -> None:
-    if torch.compiler.is_compiling() or is_watched():
+    if torch.compiler.is_compiling():
         return
     bulk: _Bulk = model.__dict__[_STATE]
-    if bulk.shown:  # the model calls itself
-        return
+    call = bulk.call.get("now")
+    if call is not None and not call.is_running():
+        _take_away(bulk)
+    mine = _Call(threading.get_ident(), sys._getframe(1))
+    call = bulk.call.setdefault("now", mine)  # one step, so that two threads cannot both pass
+    if call is not mine:  # another thread's forward, or the model calls itself
+        call.inner += call.thread == mine.thread
+    elif not is_watched():
+        _make_masked(model, bulk)
+
+
+def _make_masked(model: nn.Module, bulk: _Bulk) -> None:
     first = next(model.parameters(), None)
-    if first is None or not first.is_cuda:
+    if first is None or first.device.type not in _DEVICES:
         return
     if bulk.plan is None or not bulk.plan.holds():
-        bulk.plan = _make_plan(model)
+        bulk.plan = _make_plan(model, first.device.type)
     plan = bulk.plan
     if not plan.weights:
         return
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    if (plan.jobs is not None and torch.is_autocast_enabled("cpu")) or not _claim(bulk, plan):  # the C kernels write fp32
+        return
+    dtype = torch.get_autocast_dtype("cuda") if plan.jobs is None and torch.is_autocast_enabled("cuda") else None
     outs = [
         weight.clone() if dtype is None or not cast or weight.dtype != torch.float32 else weight.to(dtype)
         for weight, cast in zip(plan.weights, plan.casts, strict=True)
     ]
-    bulk.fleet.masked_into(plan.weights, plan.groupings, outs)
-    _show(bulk, plan, outs)
-
-
-def _show(bulk: _Bulk, plan: _Plan, outs: list[Tensor]) -> None:
-    thread = threading.get_ident()
+    if plan.jobs is None:
+        bulk.fleet.masked_into(plan.weights, plan.groupings, outs)
+    else:
+        plan.jobs.masked([weight.data_ptr() for weight in plan.weights], [out.data_ptr() for out in outs])
     for module, param, place in plan.users:
-        if module.__dict__.setdefault("_nofm_thread", thread) != thread or "_nofm_hidden" in module.__dict__:
-            continue  # another thread is in this layer; its own forward will say so
-        module.__dict__["_nofm_hidden"] = {param: None}
         module.__dict__[param] = outs[place]
+    for module in plan.whole:
+        module.__dict__["_nofm_ready"] = threading.get_ident()
+    bulk.ready = plan.whole
+
+
+def _claim(bulk: _Bulk, plan: _Plan) -> bool:
+    """Make all layers this thread's, before anything is done to their weights; False if one is in use, which its own forward says."""
+    thread = threading.get_ident()
+    for module, param, _ in plan.users:
+        if module.__dict__.setdefault("_nofm_thread", thread) != thread or "_nofm_hidden" in module.__dict__:
+            _give_back(bulk)
+            return False
+        module.__dict__["_nofm_hidden"] = {param: None}
         bulk.shown.append((module, param))
-    if len(bulk.shown) == len(plan.users):
-        for module in plan.whole:
-            module.__dict__["_nofm_ready"] = thread
-        bulk.ready = plan.whole
+    return True
 
 
 def _after(model: nn.Module, args: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         return
     bulk: _Bulk = model.__dict__[_STATE]
+    call = bulk.call.get("now")
+    if call is None or call.thread != threading.get_ident():
+        return
+    if call.inner:
+        call.inner -= 1
+    else:
+        _take_away(bulk)
+
+
+def _take_away(bulk: _Bulk) -> None:
+    _give_back(bulk)
+    bulk.call.clear()
+
+
+def _give_back(bulk: _Bulk) -> None:
     for module in bulk.ready:
         module.__dict__.pop("_nofm_ready", None)
     for module, param in bulk.shown:
-        module.__dict__.pop("_nofm_hidden", None)
         module.__dict__.pop(param, None)
+        module.__dict__.pop("_nofm_hidden", None)
         module.__dict__.pop("_nofm_thread", None)
     bulk.ready = []
     bulk.shown.clear()
 
 
-def _make_plan(model: nn.Module) -> _Plan:
+def _make_plan(model: nn.Module, device: str) -> _Plan:
     try:
-        chosen = [site for site in sites(model) if _suits(site)]
+        chosen = [site for site in sites(model) if _suits(site, device)]
     except KeyError:  # a weight has been parametrized away; its layer's own forward says so
+        chosen = []
+    hooks = _places_for_hooks(model) if device == "cpu" else []
+    if not _are_alone(hooks) or (device == "cpu" and sum(site.weight.numel() for site in chosen) > _SMALL):
         chosen = []
     users = [(module, param, place) for place, site in enumerate(chosen) for module, param in site.users]
     served = {(id(module), param) for module, param, _ in users}
@@ -158,14 +222,42 @@ def _make_plan(model: nn.Module) -> _Plan:
         [site.weight for site in chosen],
         [site.grouping for site in chosen],
         [casts(site.module) for site in chosen],
+        _jobs(chosen) if device == "cpu" else None,
         [module for module in model.modules() if isinstance(module, SparseModule) and is_whole(module)],
         forced_path(),
+        [(site.weight.data_ptr(), site.weight.shape, site.weight.stride()) for site in chosen] if device == "cpu" else [],
+        hooks,
     )
 
 
-def _suits(site: Site) -> bool:
+def _places_for_hooks(model: nn.Module) -> list[Any]:
+    """Where hooks that run during a forward of `model` are kept, its own first, which hold one of ours each."""
+    places: list[Any] = [model._forward_pre_hooks, model._forward_hooks]
+    for module in model.modules():
+        if module is not model:
+            places += [module._forward_pre_hooks, module._forward_hooks]
+    return [*places, modules._global_forward_pre_hooks, modules._global_forward_hooks]
+
+
+def _are_alone(hooks: list[Any]) -> bool:
+    """Whether nobody else looks at the model during its forward. On the CPU, hooks see the dense weights of layers, as ever."""
+    return not hooks or (len(hooks[0]) == 1 and len(hooks[1]) == 1 and not any(hooks[2:]))
+
+
+def _jobs(chosen: list[Site]) -> cpu.Jobs:
+    shapes = []
+    for site in chosen:
+        pattern, stride = site.grouping.pattern, axis_stride(site.weight, site.grouping)
+        assert stride is not None, "select has looked at it"
+        shapes.append((site.weight.numel() // pattern.m, pattern.n, pattern.m, stride))
+    return cpu.Jobs(shapes)
+
+
+def _suits(site: Site, device: str) -> bool:
     """Whether the launch over all weights can serve this one, and all its users want it in the same type."""
-    if not site.weight.is_cuda or site.lens is not ste.straight_through or choose(site.weight, site.grouping) != "triton":
+    if site.weight.device.type != device or site.lens is not ste.straight_through:
+        return False
+    if choose(site.weight, site.grouping) != _DEVICES[device]:
         return False
     users = [module for module, _ in site.users]
     if any(len(module._nofm) > 1 or isinstance(module, nn.RNNBase) or parametrize.is_parametrized(module) for module in users):

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 import nofm
-from nofm.kernels import multi, ops, reference
+from nofm.kernels import multi, ops, reference, ways
+from nofm.kernels.lookout import Lookout
 from nofm.kernels.select import explain, use
+from nofm.kernels.ways import Way
 from nofm.masks import Grouping, unpack
 from nofm.patterns import Pattern
 
@@ -64,6 +66,52 @@ def compare_masks(pattern: str, dtype: torch.dtype) -> None:
     print("compared", pattern, dtype)
 
 
+IN_ORDER = (
+    ("1:2", Way("exchange", 256)),
+    ("1:2", Way("blocks", 16, row=72)),
+    ("3:4", Way("exchange", 512, 2)),
+    ("2:4", Way("blocks", 32, row=36)),
+    ("4:8", Way("exchange", 1024, 2)),
+    ("2:8", Way("blocks", 16, row=72)),
+    ("8:16", Way("exchange", 512, 3)),
+)
+
+
+def compare_in_order(pattern: str, way: Way) -> None:
+    """Strided groups by programs that read memory in order, a last stretch that is not full, and weights that they must leave alone."""
+    grouping, m = Grouping(Pattern(pattern), 1), Pattern(pattern).m
+    torch.manual_seed(m)
+    sizes = ((8, 2 * m), (3, m), (8, m))
+    ws = [(torch.randn(o, i, 3, 3) * 8).round() / 8 for o, i in sizes]
+    ws.append(((torch.randn(8 * m * 9 + 1) * 8).round() / 8)[1:].view(8, m, 3, 3))  # does not begin on 16 bytes
+    ways.IN_ORDER[9, m] = way
+    try:
+        for dtype in (torch.float32, torch.bfloat16) if way.kind == "exchange" else (torch.float32,):
+            kinds = _compare_strided([w.to(dtype) for w in ws], grouping)
+            assert way.kind in kinds
+            assert ("walk" in kinds) == (dtype == torch.float32 or 27 * m % 8 != 0), kinds
+    finally:
+        del ways.IN_ORDER[9, m]
+    print("compared in order", pattern, way.kind)
+
+
+def _compare_strided(ws: list[torch.Tensor], grouping: Grouping) -> set[str]:
+    gs, masks, fleet = [grouping] * len(ws), [reference.mask(w, grouping) for w in ws], multi.Fleet()
+    outs, flags = [torch.full_like(w, 7.0) for w in ws], [torch.zeros_like(w, dtype=torch.bool) for w in ws]
+    grads = [torch.ones_like(w) for w in ws]
+    fleet.masked_into(ws, gs, outs)
+    multi.Fleet().flags_into(ws, gs, flags)
+    multi.Fleet().refine_into(ws, gs, grads, torch.arange(1.0, len(ws) + 1), torch.tensor(0.5), sign=False)
+    for i, (w, mask) in enumerate(zip(ws, masks, strict=True)):
+        assert torch.equal(flags[i], mask), (grouping, i)
+        assert torch.equal(outs[i], torch.where(mask, w, 0.0)), (grouping, i)
+        assert not torch.signbit(outs[i][~mask]).any(), (grouping, i)
+        term = torch.where(mask, 0.0, w.float())
+        torch.testing.assert_close(grads[i].float(), (1 + 0.5 * (i + 1) * term).to(w.dtype).float(), rtol=1e-2, atol=1e-6)
+        assert (grads[i][mask] == 1).all(), "kept weights get no term"
+    return {launch.way.kind for launch in fleet._launches}
+
+
 def compare_bits(pattern: str) -> None:
     named = [(w, Grouping(Pattern(pattern), axis)) for w, axis in weights().values()]
     named = [(w, g) for w, g in named if multi.bits_bytes(w, g) is not None]
@@ -80,6 +128,23 @@ def compare_bits(pattern: str) -> None:
         assert torch.equal(multi.unpack_bits(bits[i], multi.bits_lane(g), w.shape, w.stride(), stride), reference.mask(w, g)), pattern
         assert int(counts[i]) == int((reference.mask(w, g) != reference.mask(moved[i], g)).sum()), pattern
     print("compared bits", pattern)
+
+
+def look_for_not_finite(dtype: torch.dtype) -> None:
+    sizes, lookout = ((7, 12), (300, 16), (3, 3, 3)), Lookout()
+    weights = [torch.full(size, torch.finfo(dtype).max, dtype=dtype) for size in sizes]
+    word = torch.zeros(())
+    lookout.look(weights, word)
+    assert word == 0, "the largest finite number is finite"
+    for weight in weights:
+        for value in (torch.inf, -torch.inf, torch.nan):
+            before = weight.view(-1)[-1].clone()
+            weight.view(-1)[-1] = value
+            lookout.look(weights, word)
+            assert not word.isfinite(), (dtype, weight.shape, value)
+            weight.view(-1)[-1] = before
+            word.zero_()
+    print("compared finite", dtype)
 
 
 def compare_training() -> None:
@@ -109,14 +174,17 @@ def compare_training() -> None:
     print("compared training")
 
 
-def compile_one_node_a_layer() -> None:
+def compile_one_node_a_layer(in_order: bool) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.Linear(32, 8))
-    nofm.sparsify_(model, "2:8")
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+    nofm.sparsify_(model, "2:8", preset="all", skip="4")
+    if in_order:
+        ways.IN_ORDER[9, 8] = Way("exchange", 1024)
+    torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
-    x = torch.randn(4, 64)
+    x = torch.randn(4, 8, 4, 4)
     torch.testing.assert_close(compiled(x), model(x))
     compiled(x).sum().backward()
     # torch 2.11 shows the kernel inside the operator instead of the operator
@@ -125,6 +193,7 @@ def compile_one_node_a_layer() -> None:
     assert counter.frame_count == 1
     assert len(nodes) == 2, nodes
     assert model[0].weight.grad is not None
+    ways.IN_ORDER.pop((9, 8), None)
     print("compared compiled")
 
 
@@ -133,6 +202,11 @@ if __name__ == "__main__":
         for kind in (torch.float32, torch.bfloat16, torch.float16):
             compare_masks(text, kind)
         compare_bits(text)
+    for text, way in IN_ORDER:
+        compare_in_order(text, way)
+    for kind in (torch.float32, torch.bfloat16, torch.float16):
+        look_for_not_finite(kind)
     compare_training()
-    compile_one_node_a_layer()
+    for in_order in (False, True):
+        compile_one_node_a_layer(in_order)
     sys.exit(0)

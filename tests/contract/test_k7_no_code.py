@@ -49,10 +49,14 @@ def unsafe(source: str) -> Iterator[str]:
         else:
             continue
         yield from (f"{node.lineno}: import {name}" for name in modules if MODULES & set(name.split(".")))
+    # numpy reads plain arrays where it is told to refuse pickles, in so many words.
+    plain = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and "allow_pickle=False" in ast.unparse(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute):
             first, *rest = ast.unparse(node).split(".")
             name = ".".join([means.get(first, first), *rest])
+            if name == "numpy.load" and id(node) in plain:
+                continue
             if name in CALLS or (isinstance(node, ast.Attribute) and node.attr in METHODS):
                 yield f"{node.lineno}: {name}"
 
@@ -77,6 +81,9 @@ def test_the_source_holds_nothing_that_runs_code_from_files():
         "from pickle import loads",
         "from torch.serialization import pickle",
         "import numpy as np\nnp.load(f)",
+        "import numpy as np\nnp.load(f, allow_pickle=True)",
+        "import numpy as np\nnp.load(f, allow_pickle=flag)",
+        "import torch\ntorch.load(f, allow_pickle=False)",
         "import yaml\nyaml.load(f)",
         "eval(text)",
         "exec(text)",
@@ -89,7 +96,16 @@ def test_what_would_run_code_is_found(source: str):
     assert list(unsafe(source))
 
 
-@pytest.mark.parametrize("source", ["model.eval()", "import torch\ntorch.load_state_dict", "import json\njson.load(f)", "store.load()"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "model.eval()",
+        "import torch\ntorch.load_state_dict",
+        "import json\njson.load(f)",
+        "store.load()",
+        "import numpy as np\nnp.load(f, allow_pickle=False)",
+    ],
+)
 def test_what_only_looks_like_it_is_not(source: str):
     assert list(unsafe(source)) == []
 

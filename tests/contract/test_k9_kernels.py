@@ -78,6 +78,114 @@ def test_c_kernels_in_threads(threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_many_weights_in_one_call_of_c_are_the_oracle(threads, monkeypatch):
+    monkeypatch.setattr(cpu, "_WEIGHTS_OF_A_TASK", 500)  # so that tasks end inside weights, and weights inside tasks
+    torch.manual_seed(threads)
+    chosen = [((40, 16), "2:4"), ((6, 16, 3, 3), "1:16"), ((1, 4), "1:4"), ((300, 8), "4:8"), ((8, 32), "1:2")]
+    ws = [torch.randn(shape).mul(4).round() for shape, _ in chosen]
+    groupings = [Grouping(Pattern(text)) for _, text in chosen]
+    masks = [reference.mask(w, g) for w, g in zip(ws, groupings, strict=True)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        jobs = cpu.Jobs([(w.numel() // g.pattern.m, g.pattern.n, g.pattern.m, w.stride(1)) for w, g in zip(ws, groupings, strict=True)])
+    finally:
+        torch.set_num_threads(before)
+    outs, grads = [torch.full_like(w, 7.0) for w in ws], [torch.ones_like(w) for w in ws]
+    jobs.masked([w.data_ptr() for w in ws], [out.data_ptr() for out in outs])
+    jobs.refine([w.data_ptr() for w in ws], [grad.data_ptr() for grad in grads], [0.5, 1.0, 2.0, 4.0, 8.0], sign=False)
+    for i, (w, mask) in enumerate(zip(ws, masks, strict=True)):
+        assert torch.equal(outs[i], torch.where(mask, w, 0.0))
+        assert torch.equal(grads[i], 1 + 0.5 * 2**i * torch.where(mask, 0.0, w))
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_the_largest_magnitude_in_c_sees_what_is_not_finite(value):
+    ws, found = [torch.full((3, 5), 3e38), torch.zeros(2, 7, 3, 3), torch.ones(1)], torch.zeros(())
+    cpu.largest_into(ws, found)
+    assert found == 3e38
+    for w in ws:
+        w.view(-1)[-1] = value
+        cpu.largest_into(ws, found)
+        assert not found.isfinite()
+        w.zero_()
+
+
+def test_what_is_kept_from_step_to_step_follows_the_optimizer():
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 8, bias=False)
+    nofm.sparsify_(layer, "2:4", preset="all")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    nofm.attach(nofm.SRSTE(decay=0.25, placement="decoupled"), layer, optimizer)
+    for lr, maximize in ((1.0, False), (0.5, False), (0.5, True), (0.25, False)):
+        optimizer.param_groups[0].update(lr=lr, maximize=maximize)
+        before = layer.weight.detach().clone()
+        layer.weight.grad = torch.zeros(8, 8)
+        optimizer.step()
+        pruned = ~reference.mask(before, Grouping(Pattern("2:4")))
+        torch.testing.assert_close(layer.weight.detach(), before - lr * 0.25 * torch.where(pruned, before, 0.0))
+
+
+class Interrupted(nn.Sequential):
+    stop = False
+
+    def forward(self, x):
+        x = self[0](x)
+        if self.stop:
+            self.stop = False
+            raise KeyboardInterrupt  # torch calls no hooks after it
+        return self[1](x)
+
+
+def test_masked_weights_of_an_interrupted_forward_are_not_used_again():
+    torch.manual_seed(0)
+    model = Interrupted(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    nofm.sparsify_(model, "2:4", preset="all")
+    model.stop = True
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(2, 8))
+    with torch.no_grad():
+        for layer in model:
+            layer._parameters["weight"].normal_()
+    x = torch.randn(2, 8)
+    expected = x
+    for layer in model:
+        w = layer._parameters["weight"].detach()
+        expected = expected @ torch.where(reference.mask(w, Grouping(Pattern("2:4"))), w, 0.0).T
+    torch.testing.assert_close(model(x), expected)
+    assert all("weight" not in layer.__dict__ for layer in model)
+
+
+class Notes(nn.Linear):
+    """A layer that notes whether its masked weight was there before its forward began."""
+
+    def forward(self, x):
+        self.placed = "_nofm_ready" in self.__dict__
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_small_model_on_the_cpu_is_masked_in_one_call_and_learns_as_its_layers_would(hooked):
+    results = []
+    for whole in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(4, 16, 3), nn.Flatten(), Notes(64, 16), nn.Linear(16, 4))
+        nofm.sparsify_(model, {"0": "1:4", "2": "2:8"})
+        model(torch.randn(3, 4, 4, 4))  # a plan is made, which must not outlive its reasons
+        dense, seen = model[2].weight.detach(), []
+        if hooked:
+            model[1].register_forward_hook(lambda *args, seen=seen, layer=model[2]: seen.append(layer.weight.detach().clone()))
+        x = torch.randn(3, 4, 4, 4)
+        for layer in (model,) if whole else model:
+            x = layer(x)
+        x.square().sum().backward()
+        assert model[2].placed == (whole and not hooked)
+        assert all(torch.equal(weight, dense) for weight in seen), "a hook sees the dense weight"
+        results.append([x, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize("refine", ["weight", "sign", "gradient"])
 @pytest.mark.parametrize("optimizer_kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_training_by_the_c_kernels_is_training_by_plain_torch_bit_for_bit(refine, optimizer_kind):
@@ -104,7 +212,7 @@ def test_triton_kernels_are_the_oracle_in_the_interpreter():
     result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     lines = result.stdout.splitlines()
-    assert sum(line.startswith("compared") for line in lines) >= 33 + 8 + 2, result.stdout
+    assert sum(line.startswith("compared") for line in lines) >= 33 + 8 + 7 + 3 + 3, result.stdout
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_M", "mask", "masked", "refine_", "unavailable"]
+__all__ = ["MAX_M", "Jobs", "largest_into", "mask", "masked", "refine_", "unavailable"]
 
 MAX_M = 64
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
@@ -53,8 +55,12 @@ def _library() -> tuple[Any, str | None]:
     library.nofm_masked.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *span]
     library.nofm_mask.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *span]
     library.nofm_refine.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int, *span]
-    for function in (library.nofm_masked, library.nofm_mask, library.nofm_refine):
-        function.restype = None
+    many: list[Any] = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    library.nofm_masked_all.argtypes = many
+    library.nofm_refine_all.argtypes = [*many, ctypes.c_void_p, ctypes.c_int]
+    for name in ("masked", "mask", "refine", "masked_all", "refine_all", "largest"):
+        getattr(library, f"nofm_{name}").restype = None
+    library.nofm_largest.argtypes = many
     return library, None
 
 
@@ -91,6 +97,65 @@ def refine_(weight: Tensor, out: Tensor, factor: float, sign: bool, n: int, m: i
     function = _library()[0].nofm_refine
     call = (weight.data_ptr(), out.data_ptr(), factor, int(sign))
     _in_threads(weight.numel() // m, m, lambda begin, end: function(*call, begin, end, n, m, stride))
+
+
+class Jobs:
+    """What is done to many weights together, step after step: shapes that stay, addresses that may change."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int, int, int]]) -> None:
+        """`shapes`: for each weight how many groups it has, N, M, and the distance between neighbours of a group."""
+        total = sum(groups * m for groups, _, m, _ in shapes)
+        tasks = max(1, min(torch.get_num_threads(), -(-total // _WEIGHTS_OF_A_TASK)))
+        self._tasks = [_Task([], array("q")) for _ in range(tasks)]
+        room = share = -(-total // tasks)
+        number = 0
+        for i, (groups, n, m, stride) in enumerate(shapes):
+            begin = 0
+            while begin < groups:
+                end = groups if number + 1 == tasks else min(groups, begin + max(1, room // m))
+                self._tasks[number].members.append(i)
+                self._tasks[number].spans.extend((begin, end, n, m, stride))
+                room -= (end - begin) * m
+                begin = end
+                if room < m and number + 1 < tasks:
+                    number, room = number + 1, share
+
+    def masked(self, weights: Sequence[int], outs: Sequence[int]) -> None:
+        """Write the masked weights; both as addresses."""
+        self._run(_library()[0].nofm_masked_all, weights, outs, lambda task: ())
+
+    def refine(self, weights: Sequence[int], outs: Sequence[int], factors: Sequence[float], sign: bool) -> None:
+        """out += factor * (w, or sign(w)) where pruned, a factor for each weight."""
+
+        def more(task: _Task) -> tuple[Any, ...]:
+            return array("f", [factors[i] for i in task.members]), int(sign)
+
+        self._run(_library()[0].nofm_refine_all, weights, outs, more)
+
+    def _run(self, function: Any, weights: Sequence[int], outs: Sequence[int], more: Callable[[_Task], tuple[Any, ...]]) -> None:
+        def run(task: _Task) -> None:
+            members = task.members
+            columns = (array("q", [weights[i] for i in members]), array("q", [outs[i] for i in members]), task.spans, *more(task))
+            function(len(members), *(c.buffer_info()[0] if isinstance(c, array) else c for c in columns))
+
+        if len(self._tasks) == 1:
+            run(self._tasks[0])
+        else:
+            list(_pool().map(run, self._tasks))
+
+
+@dataclass(slots=True)
+class _Task:
+    """One thread's part of the work: places of weights, and for each five numbers: first group, last, N, M, stride."""
+
+    members: list[int]
+    spans: array[int]
+
+
+def largest_into(weights: Sequence[Tensor], out: Tensor) -> None:
+    """The largest magnitude in all weights, NaN being the largest of all, into `out`. They are fp32 and fill their memory without gaps."""
+    addresses, sizes = array("q", [w.data_ptr() for w in weights]), array("q", [w.numel() for w in weights])
+    _library()[0].nofm_largest(len(weights), addresses.buffer_info()[0], sizes.buffer_info()[0], out.data_ptr())
 
 
 def _in_threads(groups: int, m: int, run: Callable[[int, int], None]) -> None:

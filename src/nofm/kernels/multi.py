@@ -17,14 +17,10 @@ import torch
 from torch import Tensor
 
 from ..masks import Grouping
+from .ways import FIXED_STRIDES, Task, Way, way_for
 
-__all__ = ["Fleet", "axis_stride", "bits_bytes", "bits_lane", "constants", "lanes_of_a_program", "unpack_bits"]
+__all__ = ["Fleet", "axis_stride", "bits_bytes", "bits_lane", "constants", "fills_memory", "unpack_bits"]
 
-# Measured on an H200: smaller programs starve on latency, larger ones on registers. Strided groups want one lane a thread.
-_WEIGHTS_OF_A_PROGRAM = 2048
-_LANES_OF_A_STRIDED_PROGRAM = 128
-# Strides that get a kernel of their own, in which division by them is cheap: kernel sizes of convolutions.
-_FIXED_STRIDES = frozenset((1, 3, 5, 7, 9, 25, 27, 49))
 _BITS_TYPE = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}
 
 
@@ -33,23 +29,39 @@ def axis_stride(weight: Tensor, grouping: Grouping) -> int | None:
 
     They can if its elements fill their memory without gaps, whatever the order of axes, and every row makes whole groups.
     """
-    return _axis_stride(weight.shape, weight.stride(), grouping)
+    find = _axis_stride if torch.compiler.is_compiling() else _remembered_axis_stride  # the compiler warns of caches
+    return find(weight.shape, weight.stride(), grouping)
 
 
-@lru_cache(maxsize=4096)
 def _axis_stride(shape: torch.Size, strides: tuple[int, ...], grouping: Grouping) -> int | None:
     if not 0 < shape.numel() < 2**31 or grouping.row_size(shape) % grouping.pattern.m:
         return None
-    expected = 1
+    by_stride = _axes_by_stride(shape, strides)
+    if by_stride is None:
+        return None
+    if grouping.axis == "flat":
+        return 1 if by_stride == sorted(by_stride, reverse=True) else None
+    return strides[grouping.axis] if shape[grouping.axis] > 1 else None
+
+
+def _axes_by_stride(shape: torch.Size, strides: tuple[int, ...]) -> list[int] | None:
+    """The axes longer than 1, innermost first, or None where the tensor does not fill its memory."""
+    expected, axes = 1, []
     by_stride = sorted((stride, extent, axis) for axis, (stride, extent) in enumerate(zip(strides, shape, strict=True)) if extent != 1)
-    for stride, extent, _ in by_stride:
+    for stride, extent, axis in by_stride:
         if stride != expected:
             return None
         expected *= extent
-    if grouping.axis == "flat":
-        in_order = [axis for _, _, axis in reversed(by_stride)]
-        return 1 if in_order == sorted(in_order) else None
-    return strides[grouping.axis] if shape[grouping.axis] > 1 else None
+        axes.append(axis)
+    return axes
+
+
+def fills_memory(tensor: Tensor) -> bool:
+    """Whether the elements of `tensor` lie without gaps, in whatever order."""
+    return 0 < tensor.numel() < 2**31 - 2**20 and _axes_by_stride(tensor.shape, tensor.stride()) is not None
+
+
+_remembered_axis_stride = lru_cache(maxsize=4096)(_axis_stride)
 
 
 @dataclass(slots=True)
@@ -59,41 +71,35 @@ class _Launch:
     members: list[int]
     grouping: Grouping
     stride: int
-    vector: bool
+    way: Way
     lanes: list[int]
     programs: int
     block_weight: Tensor
     first_block: Tensor
+    constants: dict[str, Any]
     table: Tensor
 
-    def constants(self, lane_size: int, columns: int) -> dict[str, Any]:
-        return {**constants(self.grouping, self.stride, lane_size), "VECTOR": self.vector, "ROW": 3 + columns}
 
-
-def constants(grouping: Grouping, stride: int, lane_size: int) -> dict[str, Any]:
+def constants(grouping: Grouping, stride: int, way: Way, aligned: bool) -> dict[str, Any]:
     """The compile-time arguments that all kernels share."""
-    fixed = stride if stride in _FIXED_STRIDES else 0
-    by_four = fixed == 0 and stride % 4 == 0
-    return {"N": grouping.pattern.n, "M": grouping.pattern.m, "K": fixed, "K4": by_four, "B": lanes_of_a_program(stride, lane_size)}
-
-
-def lanes_of_a_program(stride: int, lane_size: int) -> int:
-    """How many lanes a program works on; a power of two."""
-    if stride != 1 and stride % 4:
-        return _LANES_OF_A_STRIDED_PROGRAM
-    return max(32, 1 << (max(1, _WEIGHTS_OF_A_PROGRAM // lane_size).bit_length() - 1))
+    shared = {"N": grouping.pattern.n, "M": grouping.pattern.m, **way.constants()}
+    if way.kind != "walk":
+        return {**shared, "K": stride}
+    fixed = stride if stride in FIXED_STRIDES else 0
+    vector = aligned and stride == 1 and grouping.pattern.m % 4 == 0
+    return {**shared, "K": fixed, "K4": aligned and fixed == 0 and stride % 4 == 0, "VECTOR": vector}
 
 
 class Fleet:
     """A list of weights that are worked on together, step after step, by one kind of kernel."""
 
     def __init__(self) -> None:
-        self._layout: Any = None
-        self._addresses: Any = None
+        self._layout: object = None
+        self._addresses: list[int] = []
+        self._aligned: list[bool] = []
         self._launches: list[_Launch] = []
         self._numbers: dict[tuple[float, ...], Tensor] = {}
-        self.verdicts: tuple[Any, Any] = (None, None)  # which kernel serves which weight, and for which weights that was found
-        self._captured: list[Tensor] = []  # what a CUDA graph reads again at every replay
+        self.verdict: Any = None  # which kernel serves which weight: see `ops`
 
     def __deepcopy__(self, memo: Any) -> Fleet:
         return Fleet()  # addresses belong to the tensors of the original
@@ -103,37 +109,47 @@ class Fleet:
 
     def masked_into(self, weights: Sequence[Tensor], groupings: Sequence[Grouping], outs: Sequence[Tensor]) -> None:
         """Write each masked weight into its `out`, which has the weight's shape and strides and a type of its own."""
-        from .triton_masks import masked_kernel
-
-        for launch in self._ready(groupings, [weights, outs]):
-            first = launch.members[0]
-            masked_kernel[(launch.programs,)](
-                launch.table, launch.block_weight, launch.first_block, weights[first], outs[first],
-                FLAGS=False, **launch.constants(launch.grouping.pattern.m, 2),
-            )  # fmt: skip
+        self._write_masked(weights, groupings, outs, flags=False)
 
     def flags_into(self, weights: Sequence[Tensor], groupings: Sequence[Grouping], outs: Sequence[Tensor]) -> None:
         """Write each mask into its `out`, a bool tensor with the weight's shape and strides."""
-        from .triton_masks import masked_kernel
+        self._write_masked(weights, groupings, [out.view(torch.uint8) for out in outs], flags=True)
 
-        for launch in self._ready(groupings, [weights, outs]):
+    def _write_masked(self, weights: Sequence[Tensor], groupings: Sequence[Grouping], outs: Sequence[Tensor], flags: bool) -> None:
+        from .triton_masks import masked_kernel
+        from .triton_tiles import in_order_masked_kernel
+
+        for launch in self._ready(groupings, [weights, outs], "masked"):
             first = launch.members[0]
-            masked_kernel[(launch.programs,)](
-                launch.table, launch.block_weight, launch.first_block, weights[first], outs[first].view(torch.uint8),
-                FLAGS=True, **launch.constants(launch.grouping.pattern.m, 2),
-            )  # fmt: skip
+            kernel = masked_kernel if launch.way.kind == "walk" else in_order_masked_kernel
+            kernel[(launch.programs,)](
+                launch.table, launch.block_weight, launch.first_block, weights[first], outs[first], FLAGS=flags, **launch.constants
+            )
 
     def refine_into(
-        self, weights: Sequence[Tensor], groupings: Sequence[Grouping], outs: Sequence[Tensor], factors: Tensor, scale: Tensor, sign: bool
+        self,
+        weights: Sequence[Tensor],
+        groupings: Sequence[Grouping],
+        outs: Sequence[Tensor],
+        factors: Tensor,
+        scale: Tensor,
+        sign: bool,
+        layout: object = None,
     ) -> None:
-        """out += factor * scale * (w, or sign(w)) where pruned; `factors` holds one number for each weight, on the device."""
-        from .triton_masks import refine_kernel
+        """out += factor * scale * (w, or sign(w)) where pruned; `factors` holds one number for each weight, on the device.
 
-        for launch in self._ready(groupings, [weights, outs]):
+        A caller who has looked at all tensors says with `layout` that nothing but addresses of `outs` differs from the last call
+        with the same object.
+        """
+        from .triton_masks import refine_kernel
+        from .triton_tiles import in_order_refine_kernel
+
+        for launch in self._ready(groupings, [weights, outs], "refine", layout):
             first = launch.members[0]
-            refine_kernel[(launch.programs,)](
+            kernel = refine_kernel if launch.way.kind == "walk" else in_order_refine_kernel
+            kernel[(launch.programs,)](
                 launch.table, launch.block_weight, launch.first_block, factors, scale, weights[first], outs[first],
-                SIGN=sign, **launch.constants(launch.grouping.pattern.m, 2),
+                SIGN=sign, **launch.constants,
             )  # fmt: skip
 
     def bits_into(
@@ -144,23 +160,29 @@ class Fleet:
 
         columns = [weights, bits] if before is None else [weights, bits, before]
         counts = torch.zeros(len(weights), dtype=torch.int64, device=weights[0].device)
-        for launch in self._ready(groupings, columns, bits=True):
+        for launch in self._ready(groupings, columns, "bits"):
             first, lane = launch.members[0], bits_lane(launch.grouping)
             bits_kernel[(launch.programs,)](
                 launch.table, launch.block_weight, launch.first_block, counts, weights[first], bits[first].view(_BITS_TYPE[lane]),
-                S=lane, COMPARE=before is not None, **launch.constants(lane, len(columns)),
+                S=lane, COMPARE=before is not None, **launch.constants,
             )  # fmt: skip
         return counts
 
-    def _ready(self, groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], bits: bool = False) -> list[_Launch]:
+    def _ready(self, groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], task: Task, layout: object = None) -> list[_Launch]:
         """The launches for these tensors, with tables that hold their addresses."""
-        layout = tuple((w.dtype, w.shape, w.stride()) for w in columns[0]), tuple(t.dtype for t in columns[1]), tuple(groupings)
-        addresses = tuple(t.data_ptr() for column in columns for t in column)
-        if layout != self._layout:
-            self._launches, self._layout, self._addresses = _plan(groupings, columns, bits), layout, None
-        if addresses != self._addresses:
+        if layout is None:
+            layout = task, [(w.dtype, w.shape, w.stride()) for w in columns[0]], [t.dtype for t in columns[1]], list(groupings)
+            addresses = [t.data_ptr() for column in columns for t in column]
+        else:
+            addresses = [t.data_ptr() for t in columns[1]]
+        if addresses != self._addresses or layout != self._layout:
+            aligned = [all(column[i].data_ptr() % 16 == 0 for column in columns[:2]) for i in range(len(columns[0]))]
+            if layout != self._layout or aligned != self._aligned:
+                self._launches, self._layout, self._aligned = _plan(groupings, columns, aligned, task), layout, aligned
             self._send(columns)
             self._addresses = addresses
+        for launch in self._launches:
+            _hold(launch.table, launch.block_weight, launch.first_block)
         return self._launches
 
     def _send(self, columns: list[Sequence[Tensor]]) -> None:
@@ -169,9 +191,7 @@ class Fleet:
                 [lanes, launch.stride, i, *(column[i].data_ptr() for column in columns)]
                 for i, lanes in zip(launch.members, launch.lanes, strict=True)
             ]
-            launch.table = self._on_device(rows, torch.int64, columns[0][0].device)
-            wide = all(column[i].data_ptr() % 16 == 0 for column in columns[:2] for i in launch.members)
-            launch.vector = wide and launch.stride == 1 and launch.grouping.pattern.m % 4 == 0
+            launch.table = _sent(torch.tensor(rows, dtype=torch.int64), columns[0][0].device)
 
     def numbers(self, values: Sequence[float], device: torch.device) -> Tensor:
         """`values` on the device; sent once."""
@@ -179,35 +199,59 @@ class Fleet:
         if key not in self._numbers or self._numbers[key].device != device:
             if len(self._numbers) > 64:  # learning rates that change at every step
                 self._numbers.clear()
-            self._numbers[key] = self._on_device(key, torch.float32, device)
+            self._numbers[key] = _sent(torch.tensor(key, dtype=torch.float32), device)
+        _hold(self._numbers[key])
         return self._numbers[key]
 
-    def _on_device(self, values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-        on_host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-        sent = on_host.to(device, non_blocking=True)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._captured += [on_host, sent]
-        return sent
+
+# What a CUDA graph reads again at every replay. A graph does not say when it goes, and a table has some kilobytes: kept for good.
+_HELD: list[Tensor] = []
 
 
-def _plan(groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], bits: bool) -> list[_Launch]:
-    """Weights that one launch can serve go together: same pattern, same stride, same types."""
+def _hold(*tensors: Tensor) -> None:
+    if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        _HELD.extend(tensors)
+
+
+def _sent(on_host: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, without waiting for it."""
+    if device.type != "cuda":
+        return on_host.to(device)
+    pinned = on_host.pin_memory()
+    sent = pinned.to(device, non_blocking=True)
+    if torch.cuda.is_current_stream_capturing():
+        _HELD.extend((pinned, sent))
+    return sent
+
+
+def _plan(groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], aligned: list[bool], task: Task) -> list[_Launch]:
+    """Weights that one launch can serve go together: same pattern, same stride, same types, same way to their groups."""
     weights, others = columns[0], columns[1]
     together: dict[Any, list[int]] = defaultdict(list)
     for i, (weight, grouping, other) in enumerate(zip(weights, groupings, others, strict=True)):
-        stride = axis_stride(weight, grouping)
+        stride, m = axis_stride(weight, grouping), grouping.pattern.m
         assert stride is not None, "the caller has asked axis_stride before"
-        together[grouping.pattern, stride, weight.dtype, other.dtype].append(i)
+        way = way_for(stride, m, bits_lane(grouping) if task == "bits" else m, weight.numel(), aligned[i], task)
+        together[grouping.pattern, stride, weight.dtype, other.dtype, way, aligned[i]].append(i)
     launches = []
-    for (_, stride, _, _), members in together.items():
+    for (_, stride, _, _, way, wide), members in together.items():
         grouping, device = groupings[members[0]], weights[0].device
-        lane = bits_lane(grouping) if bits else grouping.pattern.m
-        lanes = [weights[i].numel() // lane for i in members]
-        blocks = torch.tensor([-(-n // lanes_of_a_program(stride, lane)) for n in lanes])
-        block_weight = torch.repeat_interleave(torch.arange(len(members)), blocks).to(device, torch.int32)
-        first_block = (blocks.cumsum(0) - blocks).to(device, torch.int32)
-        empty = torch.empty(0, dtype=torch.int64, device=device)
-        launches.append(_Launch(members, grouping, stride, False, lanes, int(blocks.sum()), block_weight, first_block, empty))
+        lane = bits_lane(grouping) if task == "bits" else grouping.pattern.m
+        blocks = torch.tensor([-(-weights[i].numel() // way.weights(lane, stride)) for i in members])
+        launches.append(
+            _Launch(
+                members,
+                grouping,
+                stride,
+                way,
+                lanes=[weights[i].numel() // lane for i in members],
+                programs=int(blocks.sum()),
+                block_weight=_sent(torch.repeat_interleave(torch.arange(len(members)), blocks).to(torch.int32), device),
+                first_block=_sent((blocks.cumsum(0) - blocks).to(torch.int32), device),
+                constants={**constants(grouping, stride, way, wide), "ROW": 3 + len(columns)},
+                table=torch.empty(0, dtype=torch.int64, device=device),
+            )
+        )
     return launches
 
 

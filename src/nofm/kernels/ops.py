@@ -6,7 +6,8 @@ Everything here gives the same result whichever path serves; `reference.py` is w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from ..masks import Grouping
 from ..patterns import Pattern
 from . import cpu
 from .multi import Fleet, axis_stride, constants
-from .select import MAX_M_TRITON, choose, forced_path, has_triton, interpreting, is_traced
+from .select import MAX_M_TRITON, Path, choose, forced_path, has_triton, interpreting, is_traced
+from .ways import way_for
 
 __all__ = ["compiled_masked", "mask", "masked", "refine_all_", "register_operator"]
 
@@ -56,35 +58,50 @@ def refine_all_(
     sign: bool,
 ) -> list[int]:
     """out += factor * scale * (w, or sign(w)) where pruned, for the weights that a kernel serves; returns the places of the others."""
-    by_path = _paths_of(fleet, weights, groupings, outs, scale is not None)
-    for i in by_path["cpu"]:
-        n, m = groupings[i].pattern.n, groupings[i].pattern.m
-        cpu.refine_(weights[i], outs[i], factors[i], sign, n, m, _stride(weights[i], groupings[i]))
-    if chosen := by_path["triton"]:
+    if weights and is_traced(weights[0]):
+        return list(range(len(weights)))
+    verdict = _verdict(fleet, weights, groupings, outs, scale is not None)
+    if chosen := verdict.places["cpu"]:
+        ws, os, factors_of = _picked(weights, chosen), _picked(outs, chosen), _picked(factors, chosen)
+        verdict.jobs.refine([w.data_ptr() for w in ws], [o.data_ptr() for o in os], factors_of, sign)
+    if chosen := verdict.places["triton"]:
         at = weights[chosen[0]].device
         one = fleet.numbers([1.0], at) if scale is None else scale.to(torch.float32)
-        mine = fleet.numbers([factors[i] for i in chosen], at)
-        if len(chosen) < len(weights):
-            weights, groupings, outs = [weights[i] for i in chosen], [groupings[i] for i in chosen], [outs[i] for i in chosen]
-        fleet.refine_into(weights, groupings, outs, mine, one, sign)
-    return by_path["torch"]
+        mine = fleet.numbers(_picked(factors, chosen), at)
+        fleet.refine_into(_picked(weights, chosen), _picked(groupings, chosen), _picked(outs, chosen), mine, one, sign, layout=verdict)
+    return verdict.places["torch"]
 
 
-def _paths_of(
-    fleet: Fleet, weights: Sequence[Tensor], groupings: Sequence[Grouping], outs: Sequence[Tensor], scaled: bool
-) -> dict[str, list[int]]:
-    """Which weights each path serves. Found once and kept for as long as the weights lie where they are."""
-    if any(is_traced(weight) for weight in weights[:1]):
-        return {"triton": [], "cpu": [], "torch": list(range(len(weights)))}
-    key = [forced_path(), scaled, *[(w.data_ptr(), w.stride(), o.stride(), o.dtype) for w, o in zip(weights, outs, strict=True)]]
-    if fleet.verdicts[0] != key:
-        by_path: dict[str, list[int]] = {"triton": [], "cpu": [], "torch": []}
-        for i, (weight, grouping, out) in enumerate(zip(weights, groupings, outs, strict=True)):
-            alike = out.dtype == weight.dtype and out.stride() == weight.stride() and type(out) is Tensor
-            path = choose(weight, grouping) if alike else "torch"
-            by_path["torch" if path == "cpu" and scaled else path].append(i)
-        fleet.verdicts = key, by_path
-    verdict: dict[str, list[int]] = fleet.verdicts[1]
+_T = TypeVar("_T")
+
+
+def _picked(items: Sequence[_T], places: list[int]) -> Sequence[_T]:
+    return items if len(places) == len(items) else [items[i] for i in places]
+
+
+@dataclass(slots=True, eq=False)
+class _Verdict:
+    """Which weights each path serves, by place, and how those look that this was found for."""
+
+    key: list[Any]
+    places: dict[Path, list[int]] = field(default_factory=lambda: {"triton": [], "cpu": [], "torch": []})
+    jobs: cpu.Jobs = field(default_factory=lambda: cpu.Jobs(()))
+
+
+def _verdict(fleet: Fleet, weights: Sequence[Tensor], groupings: Sequence[Grouping], outs: Sequence[Tensor], scaled: bool) -> _Verdict:
+    """Found once and kept for as long as weights, gradients and patterns look the same."""
+    seen = [(w.data_ptr(), w.dtype, w.shape, w.stride(), o.dtype, o.stride(), type(o)) for w, o in zip(weights, outs, strict=True)]
+    key = [forced_path(), scaled, torch.get_num_threads(), seen, groupings]
+    verdict: _Verdict | None = fleet.verdict
+    if verdict is not None and verdict.key == key:
+        return verdict
+    verdict = fleet.verdict = _Verdict(key)
+    for i, (weight, grouping, out) in enumerate(zip(weights, groupings, outs, strict=True)):
+        alike = out.dtype == weight.dtype and out.stride() == weight.stride() and type(out) is Tensor
+        path = choose(weight, grouping) if alike else "torch"
+        verdict.places["torch" if path == "cpu" and scaled else path].append(i)
+    patterns = [(weights[i], groupings[i], groupings[i].pattern) for i in verdict.places["cpu"]]
+    verdict.jobs = cpu.Jobs([(w.numel() // p.m, p.n, p.m, _stride(w, g)) for w, g, p in patterns])
     return verdict
 
 
@@ -116,14 +133,18 @@ def register_operator() -> None:
     from torch.library import triton_op, wrap_triton
 
     from .triton_masks import one_masked_kernel
+    from .triton_tiles import one_in_order_masked_kernel
 
     @triton_op("nofm::masked", mutates_args={})
     def masked_operator(weight: Tensor, n: int, m: int, stride: int, dtype: torch.dtype) -> Tensor:
         out = torch.empty_like(weight, dtype=dtype)
-        lanes = weight.numel() // m
-        fixed = constants(Grouping(Pattern(f"{n}:{m}")), stride, m)
-        vector = stride == 1 and m % 4 == 0
-        wrap_triton(one_masked_kernel)[(-(-lanes // fixed["B"]),)](weight, out, lanes, stride, VECTOR=vector, **fixed)
+        way = way_for(stride, m, m, weight.numel(), True, "masked")  # Triton looks at addresses itself here, and vectors where it can
+        fixed = constants(Grouping(Pattern(f"{n}:{m}")), stride, way, True)
+        grid, lanes = (-(-weight.numel() // way.weights(m, stride)),), weight.numel() // m
+        if way.kind == "walk":
+            wrap_triton(one_masked_kernel)[grid](weight, out, lanes, stride, **fixed)
+        else:
+            wrap_triton(one_in_order_masked_kernel)[grid](weight, out, lanes, **fixed)
         return out
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:

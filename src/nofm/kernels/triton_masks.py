@@ -18,64 +18,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["bits_kernel", "masked_kernel", "one_masked_kernel", "refine_kernel"]
+from .triton_sort import count_ones, keep_bits, keep_n, magnitude_key
 
-
-@triton.jit
-def _sorted(keys, FIRST: tl.constexpr, M: tl.constexpr):
-    """Keys FIRST .. FIRST + M in descending order: Batcher's odd-even merge sort, two instructions for each exchange.
-
-    Only the n-th largest is looked at, so the compiler drops every exchange that does not lead there.
-    """
-    values = ()
-    for m in tl.static_range(M):
-        values = values + (keys[FIRST + m],)
-    for log_p in tl.static_range(6):
-        for log_back in tl.static_range(6):
-            if log_back <= log_p and 2**log_p < M:
-                values = _exchange(values, 2**log_p, 2 ** (log_p - log_back), M)
-    return values
-
-
-@triton.jit
-def _exchange(values, p: tl.constexpr, k: tl.constexpr, M: tl.constexpr):
-    """One stage of the sort: compare-exchange all pairs (i, i + k) that the network has at (p, k)."""
-    after = ()
-    for i in tl.static_range(M):
-        # i is the upper partner of i - k, the lower partner of i + k, or neither
-        if i >= k and (i - k) >= k % p and ((i - k) - k % p) % (2 * k) < k and (i - k) // (2 * p) == i // (2 * p):
-            after = after + (tl.minimum(values[i - k], values[i]),)
-        elif i + k < M and i >= k % p and (i - k % p) % (2 * k) < k and i // (2 * p) == (i + k) // (2 * p):
-            after = after + (tl.maximum(values[i], values[i + k]),)
-        else:
-            after = after + (values[i],)
-    return after
-
-
-@triton.jit
-def _keep_n(keys, N: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr):
-    """For keys FIRST .. FIRST + M of a lane: a tuple of M flags, True at the N largest, the earlier first among equals."""
-    threshold = _sorted(keys, FIRST, M)[N - 1]
-    above = tl.zeros_like(threshold)
-    for m in tl.static_range(M):
-        above += (keys[FIRST + m] > threshold).to(tl.int32)
-    room = N - above  # for this many of those equal to the threshold
-    keep = ()
-    for m in tl.static_range(M):
-        equal = keys[FIRST + m] == threshold
-        keep = keep + ((keys[FIRST + m] > threshold) | (equal & (room > 0)),)
-        room -= equal.to(tl.int32)
-    return keep
-
-
-@triton.jit
-def _magnitude_key(x):
-    """|x| as an integer that orders as the magnitude does."""
-    if x.dtype == tl.float32:
-        key = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    else:
-        key = (x.to(tl.int16, bitcast=True) & 0x7FFF).to(tl.int32)
-    return key
+__all__ = ["bits_kernel", "masked_kernel", "not_finite_kernel", "one_masked_kernel", "refine_kernel"]
 
 
 @triton.jit
@@ -148,17 +93,17 @@ def _keys(parts, S: tl.constexpr, VECTOR: tl.constexpr, B: tl.constexpr):
     keys = ()
     if VECTOR:
         for c in tl.static_range(S // 4):
-            keys = keys + _columns(_magnitude_key(parts[c]), B)
+            keys = keys + _columns(magnitude_key(parts[c]), B)
     else:
         for s in tl.static_range(S):
-            keys = keys + (_magnitude_key(parts[s]),)
+            keys = keys + (magnitude_key(parts[s]),)
     return keys
 
 
 @triton.jit
 def _flags(parts, N: tl.constexpr, M: tl.constexpr, VECTOR: tl.constexpr, B: tl.constexpr):
     """Which weights of each lane (of one group) are kept, shaped as the parts are."""
-    keep = _keep_n(_keys(parts, M, VECTOR, B), N, 0, M)
+    keep = keep_n(_keys(parts, M, VECTOR, B), N, 0, M)
     flags = ()
     if VECTOR:
         for c in tl.static_range(M // 4):
@@ -257,15 +202,24 @@ def bits_kernel(
     keys = _keys(_load(w_ptr, offset, stride, live, S, VECTOR, B), S, VECTOR, B)
     bits = tl.zeros((B,), dtype=tl.uint32)
     for group in tl.static_range(S // M):
-        keep = _keep_n(keys, N, group * M, M)
-        for m in tl.static_range(M):
-            bits |= keep[m].to(tl.uint32) << (group * M + m)
+        bits |= keep_bits(keys, N, group * M, M) << (group * M)
     tl.store(bits_ptr + lane, bits.to(bits_ptr.dtype.element_ty), mask=live)
     if COMPARE:
         before_ptr = tl.load(row + 5).to(tl.pointer_type(bits_like.dtype.element_ty))
         x = tl.where(live, bits ^ tl.load(before_ptr + lane, mask=live, other=0).to(tl.uint32), 0)
-        x = x - ((x >> 1) & 0x55555555)  # count ones: in pairs of bits, fours, eights, then all four bytes
-        x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
-        x = (x + (x >> 4)) & 0x0F0F0F0F
-        ones = (x & 0xFF) + ((x >> 8) & 0xFF) + ((x >> 16) & 0xFF) + ((x >> 24) & 0xFF)
-        tl.atomic_add(counts + tl.load(row + 2), tl.sum(ones.to(tl.int32), axis=0).to(tl.int64))
+        tl.atomic_add(counts + tl.load(row + 2), tl.sum(count_ones(x), axis=0).to(tl.int64))
+
+
+@triton.jit
+def not_finite_kernel(table, block_weight, first_block, word, like, ROW: tl.constexpr, B: tl.constexpr):
+    """Writes the bits of Inf to `word` if a weight is Inf or NaN. A row: weights, address. They are read in the order of memory."""
+    row, place = _lanes(table, block_weight, first_block, ROW, B)
+    pointer = tl.load(row + 1).to(tl.pointer_type(like.dtype.element_ty))
+    key = magnitude_key(tl.load(pointer + place, mask=place < tl.load(row), other=0.0))
+    if like.dtype.element_ty == tl.float32:
+        infinite = 0x7F800000
+    elif like.dtype.element_ty == tl.bfloat16:
+        infinite = 0x7F80
+    else:
+        infinite = 0x7C00
+    tl.atomic_max(word, 0x7F800000, mask=tl.max(key, axis=0) >= infinite)
