@@ -8,17 +8,17 @@ convolution (3 input channels do not make groups of 4) and the classifier dense.
 
 from __future__ import annotations
 
-import timm
 import torchvision
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 import nofm
+from nofm.tasks.models import build_model
 
 
 def wide_resnet50() -> nn.Module:
-    return timm.models.resnet.ResNet(timm.models.resnet.Bottleneck, (3, 4, 6, 3), channels=(80, 160, 320, 640))
+    return build_model("resnet50x1.25", 1000, 3)
 
 
 IMAGE, PAIR = (1, 3, 224, 224), [(1, 3, 368, 496), (1, 3, 368, 496)]

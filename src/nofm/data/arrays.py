@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -39,6 +40,7 @@ class Arrays:
                 raise DataError(f"{what} labels run from {int(labels.min())} to {int(labels.max())}, expected 0 to {self.classes - 1}")
 
 
+@lru_cache(maxsize=1)  # runs that share a process mostly share their data, and nothing writes into it
 def read_arrays(name: str, root: str | None) -> Arrays:
     """Read a data set by name."""
     return ARRAYS[name](Path(root or "."))

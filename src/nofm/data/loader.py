@@ -1,8 +1,10 @@
 """Batches for training and testing, from one of two loaders.
 
 `ResidentLoader` keeps a small data set on the device as bytes and crops and mirrors there, each image by its own draw: no process,
-no copy, one indexing operation a batch. `WorkerLoader` reads images one by one in loader processes.
-A batch is {"image": (B, C, H, W) floats, "label": (B,)}.
+no copy. `WorkerLoader` reads images one by one in loader processes. A batch is {"image": (B, C, H, W) floats, "label": (B,)}.
+
+A loader works in two moves: `keys` says what is in a micro-batch, which is the host's work; `make` turns that into the batch on the
+device, which is always the same work and so can be part of a CUDA graph. Where batches come whole, the key is the batch.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import torch
 from torch import Tensor
 
 from .arrays import Arrays
-from .order import Order, Share, mix
+from .order import Order, Share, Steps, mix
 
-__all__ = ["Batch", "Loader", "ResidentLoader", "crop_and_flip"]
+__all__ = ["Batch", "Loader", "ResidentLoader", "batches", "crop_and_flip"]
 
 Batch: TypeAlias = dict[str, Tensor]
 
@@ -24,11 +26,17 @@ Batch: TypeAlias = dict[str, Tensor]
 class Loader(Protocol):
     """What the engine needs of a loader."""
 
-    order: Order
-    skipped: int  # images that could not be read and were passed by, so far
+    skipped: int  # images, pairs, ... that could not be read or used and were passed by, so far
 
-    def train(self, start: int) -> Iterator[Batch]:
-        """This process's micro-batches from step `start` (from 0) on, without end: `accumulate` of them a step."""
+    @property
+    def order(self) -> Steps: ...
+
+    def keys(self, start: int) -> Iterator[Batch]:
+        """What this process's micro-batches hold, from step `start` (from 0) on, without end: `accumulate` of them a step."""
+        ...
+
+    def make(self, key: Batch) -> Batch:
+        """The micro-batch of a key, on the key's device. Reads no value of a tensor."""
         ...
 
     def test(self) -> Iterator[Batch]:
@@ -38,6 +46,11 @@ class Loader(Protocol):
     def close(self) -> None:
         """End all loader processes."""
         ...
+
+
+def batches(loader: Loader, start: int) -> Iterator[Batch]:
+    """The micro-batches themselves, from step `start` on."""
+    return map(loader.make, loader.keys(start))
 
 
 class ResidentLoader:
@@ -52,26 +65,34 @@ class ResidentLoader:
         self._mean, self._std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (arrays.mean, arrays.std))
         self._generator = torch.Generator(device=device)
 
-    def train(self, start: int) -> Iterator[Batch]:
-        images, labels = self._train
-        step = start
+    def keys(self, start: int) -> Iterator[Batch]:
+        per_epoch, batch = self.order.steps_per_epoch, self.order.batch
+        step, drawn_for = start, -1
         while True:
-            chosen = self.order.indices(step)
-            dx_dy_B3 = self._draws(step, len(chosen), self.order.seed)
-            for rows in self.share.micro_batches(torch.arange(len(chosen))):
-                index = chosen[rows].to(self.device, non_blocking=True)
-                x = images[index]
-                if self.crop or self.flip:
-                    x = crop_and_flip(x, dx_dy_B3[rows.to(self.device)], self.crop)
-                yield {"image": self._normalised(x), "label": labels[index]}
+            epoch, position = divmod(step, per_epoch)
+            if epoch != drawn_for:  # a whole epoch at once: the host then only cuts pieces off
+                key_E4, drawn_for = self._draws(epoch), epoch
+            for part in self.share.micro_batches(key_E4[position * batch : (position + 1) * batch]):
+                yield {"key": part}
             step += 1
 
-    def _draws(self, step: int, batch: int, seed: int) -> Tensor:
-        """For each image of a step: how far to move it down and right, and whether to mirror it. The same on all processes."""
-        self._generator.manual_seed(mix(seed, step, 1))
-        draws = torch.randint(2 * self.crop + 1, (batch, 3), generator=self._generator, device=self.device)
-        draws[:, 2] = torch.randint(2 if self.flip else 1, (batch,), generator=self._generator, device=self.device)
-        return draws
+    def _draws(self, epoch: int) -> Tensor:
+        """For each image of an epoch, in order: its index, how far to move it down and right, whether to mirror it. The same on
+        all processes."""
+        order = self.order.epoch_indices(epoch)
+        self._generator.manual_seed(mix(self.order.seed, epoch, 1))
+        key_E4 = torch.randint(2 * self.crop + 1, (len(order), 4), generator=self._generator, device=self.device)
+        key_E4[:, 3] = torch.randint(2 if self.flip else 1, (len(order),), generator=self._generator, device=self.device)
+        key_E4[:, 0] = order.to(self.device, non_blocking=True)
+        return key_E4
+
+    def make(self, key: Batch) -> Batch:
+        index, draws_B3 = key["key"][:, 0], key["key"][:, 1:]
+        images, labels = self._train
+        x = images[index]
+        if self.crop or self.flip:
+            x = crop_and_flip(x, draws_B3, self.crop)
+        return {"image": self._normalised(x), "label": labels[index]}
 
     def test(self) -> Iterator[Batch]:
         images, labels = self._test

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .errors import DataError
 
-__all__ = ["Order", "Share", "mix"]
+__all__ = ["Order", "Share", "Steps", "mix"]
 
 
 def mix(*numbers: int) -> int:
@@ -28,8 +29,18 @@ class Share:
 
     def micro_batches(self, batch: Tensor) -> list[Tensor]:
         """This process's micro-batches. The first micro-batches of all processes together are the first part of the batch."""
-        parts = batch.view(self.accumulate, self.world, -1)
+        parts = batch.unflatten(0, (self.accumulate, self.world, -1))
         return list(parts[:, self.rank])
+
+
+class Steps(Protocol):
+    """What the engine asks of an order, of images or of anything else."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def steps_per_epoch(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -57,7 +68,11 @@ class Order:
     def indices(self, step: int) -> Tensor:
         """The images of `step`, from 0."""
         epoch, position = divmod(step, self.steps_per_epoch)
+        return self.epoch_indices(epoch)[position * self.batch : (position + 1) * self.batch]
+
+    def epoch_indices(self, epoch: int) -> Tensor:
+        """The images of an epoch, from 0, one step's after the other's."""
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(mix(self.seed, epoch))
             self._epoch, self._permutation = epoch, torch.randperm(self.size, generator=generator)
-        return self._permutation[position * self.batch : (position + 1) * self.batch]
+        return self._permutation[: self.steps_per_epoch * self.batch]

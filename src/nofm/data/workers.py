@@ -148,7 +148,10 @@ class WorkerLoader:
         self._samples = _Samples(images, order.seed, skip)
         self._open: list[Any] = []
 
-    def train(self, start: int) -> Iterator[Batch]:
+    def make(self, key: Batch) -> Batch:
+        return key
+
+    def keys(self, start: int) -> Iterator[Batch]:
         def keys() -> Iterator[list[tuple[int, int]]]:
             step = start
             while True:

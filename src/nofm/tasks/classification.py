@@ -34,7 +34,7 @@ class Classification(Task):
         tied_before = ((logits == mine) & (torch.arange(logits.shape[1], device=label.device) < label[:, None])).sum(1)
         rank = above + tied_before
         return {
-            "count": torch.tensor(len(label), device=label.device, dtype=torch.float64),
+            "count": torch.full((), len(label), device=label.device, dtype=torch.float64),  # filled on the device, for CUDA graphs
             "loss": F.cross_entropy(logits, label, reduction="none").double().sum(),
             "top1": (rank < 1).double().sum(),
             "top5": (rank < 5).double().sum(),

@@ -4,6 +4,7 @@ cnn               three convolutions for digits and clothes
 cifar/resnet20    He et al. 2016, section 4.2: three stages of widths 16, 32, 64, option A shortcuts (no weights)
 cifar/resnet32
 cifar/resnet18    torchvision's ResNet-18 with a 3x3 stem of stride 1 and no pooling after it, for 32x32 images
+resnet50x1.25     timm's ResNet-50 with stages of 80 to 640 channels instead of 64 to 512, the wide one of the paper's Table 1
 """
 
 from __future__ import annotations
@@ -123,9 +124,17 @@ def _cifar_resnet18(classes: int, channels: int, width: int = 64, dropout: float
     return model
 
 
+def _wide_resnet50(classes: int, channels: int) -> nn.Module:
+    import timm
+
+    model: nn.Module = timm.create_model("resnet50", channels=(80, 160, 320, 640), num_classes=classes, in_chans=channels)
+    return model
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "cifar/resnet20": lambda classes, channels, **options: CifarResNet(3, classes, channels, **options),
     "cifar/resnet32": lambda classes, channels, **options: CifarResNet(5, classes, channels, **options),
     "cifar/resnet18": _cifar_resnet18,
+    "resnet50x1.25": _wide_resnet50,
 }

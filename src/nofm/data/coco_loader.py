@@ -1,0 +1,231 @@
+"""Batches of images and their objects, with the protocol of `loader.Loader`.
+
+A batch is {"image": [(3, H, W) from 0 to 1, ...], "target": [{"boxes": (N, 4), "labels": (N,), ...}, ...]}, images each of their own
+size: the network resizes them itself, and gives boxes back in the pixels that it was given. Tests are images as they are, with all that
+COCO's metric asks for: "area", "iscrowd", and "index", the image's number. Training leaves crowds out.
+
+What is in memory (`resident`) is decoded once, kept as bytes on the device and augmented there, by this process; else files are read by
+`workers` processes. Either way an image's augmentation is a function of (seed, epoch, image).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from .coco import CocoImage, CocoSet, read_pixels
+from .errors import DataError
+from .order import Order, Share, mix
+from .workers import _end, _in_worker, _Keys
+
+__all__ = ["Augment", "CocoLoader", "Target", "read_example"]
+
+Target: TypeAlias = dict[str, Tensor]
+Example: TypeAlias = tuple[Tensor, Target]
+
+_TEST = -1  # the "epoch" of a test image, which is not augmented
+_GREY = 124, 116, 104  # the mean of photographs, around an image that was made smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Augment:
+    """`flip`: mirror half of the images. `scale`: resize by a factor from this range and cut or pad back to the old size."""
+
+    flip: bool = True
+    scale: tuple[float, float] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        low, high = self.scale
+        if not 0 < low <= high:
+            raise DataError(f"data.scale_jitter = {low} {high}: must be two factors, 0 < lowest <= highest")
+
+    def __call__(self, image: Tensor, target: Target) -> Example:
+        """Draws from torch's global generator."""
+        size = list(image.shape[-2:])
+        steps: list[Any] = [v2.RandomHorizontalFlip()] if self.flip else []
+        if self.scale != (1.0, 1.0):
+            steps.append(v2.ScaleJitter(size, self.scale))
+            steps.append(v2.RandomCrop(size, pad_if_needed=True, fill={tv_tensors.Image: _GREY, "others": 0}))
+        boxes = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=size)
+        wrapped = target | {"boxes": boxes} | ({"masks": tv_tensors.Mask(target["masks"])} if "masks" in target else {})
+        steps += [v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=1)]
+        image, wrapped = v2.Compose(steps)(tv_tensors.Image(image), wrapped)
+        found = {name: value.as_subclass(Tensor) for name, value in wrapped.items()}
+        if "masks" in found:  # of a thin object, what the cut has left may lie in the box's corner only
+            seen = (found["masks"] != 0).flatten(1).any(1)
+            found = {name: value[seen] if name in ("boxes", "labels", "masks") else value for name, value in found.items()}
+        return image.as_subclass(Tensor), found
+
+
+def read_example(image: CocoImage, index: int, has_masks: bool) -> Example:
+    """Bytes (3, H, W), and all its objects."""
+    pixels = torch.from_numpy(read_pixels(image).copy()).permute(2, 0, 1).contiguous()
+    target = {
+        "boxes": torch.tensor(image.boxes, dtype=torch.float32).reshape(-1, 4),
+        "labels": torch.tensor(image.labels, dtype=torch.int64),
+        "area": torch.tensor(image.areas, dtype=torch.float64),
+        "iscrowd": torch.tensor(image.crowds, dtype=torch.int64),
+        "index": torch.tensor(index),
+    }
+    if has_masks:
+        target["masks"] = torch.from_numpy(image.masks().astype(np.uint8))
+    return pixels, target
+
+
+def _without_crowds(target: Target) -> Target:
+    own = target["iscrowd"] == 0
+    return {name: target[name][own] for name in ("boxes", "labels", "masks") if name in target}
+
+
+class _Examples(Dataset[dict[str, Any]]):
+    """Reads (epoch, index); what cannot be read comes back as text, since an error that crosses a process arrives as a traceback."""
+
+    def __init__(self, train: CocoSet, test: CocoSet, augment: Augment, seed: int, skip: bool) -> None:
+        self._sets, self._augment, self._seed, self._skip = {True: train, False: test}, augment, seed, skip
+        self._kept: dict[tuple[bool, int], Example | DataError] = {}
+
+    def keep(self, training: bool, indices: Iterator[int] | range, device: torch.device) -> None:
+        """Decode these images now, for good."""
+        for index in indices:
+            try:
+                pixels, target = read_example(self._sets[training].images[index], index, self._sets[training].has_masks)
+            except DataError as error:
+                if not self._skip:
+                    raise
+                self._kept[training, index] = error
+            else:
+                self._kept[training, index] = pixels.to(device), {name: value.to(device) for name, value in target.items()}
+
+    def _read(self, training: bool, index: int) -> Example:
+        kept = self._kept.get((training, index))
+        if kept is None:
+            return read_example(self._sets[training].images[index], index, self._sets[training].has_masks)
+        if isinstance(kept, DataError):
+            raise kept
+        return kept
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        epoch, index = key
+        training = epoch != _TEST
+        size = len(self._sets[training])
+        for skipped in range(size):
+            at = (index + skipped) % size  # the next readable one stands in
+            try:
+                image, target = self._read(training, at)
+            except DataError as error:
+                if not self._skip:
+                    return {"error": str(error)}
+                continue
+            if training:
+                image, target = self._augmented(image, _without_crowds(target), mix(self._seed, epoch, at))
+            return {"image": image.float() / 255, "target": target, "skipped": skipped}
+        return {"error": f"{self._sets[training].path}: no image of this data set can be read"}
+
+    def _augmented(self, image: Tensor, target: Target, seed: int) -> Example:
+        before = torch.get_rng_state()
+        try:
+            torch.default_generator.manual_seed(seed)
+            return self._augment(image, target)
+        finally:
+            torch.set_rng_state(before)  # without loader processes this is the generator that the network's sampling draws from
+
+
+def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    if broken := [s["error"] for s in samples if "error" in s]:
+        return {"error": broken[0]}
+    return {
+        "image": [s["image"] for s in samples],
+        "target": [s["target"] for s in samples],
+        "skipped": sum(s["skipped"] for s in samples),
+    }
+
+
+class CocoLoader:
+    """Images of `train`, whose number `order` must know, and of `test`. `skipped` counts images passed by and annotations left out."""
+
+    def __init__(
+        self,
+        train: CocoSet,
+        test: CocoSet,
+        order: Order,
+        share: Share | None = None,
+        augment: Augment | None = None,
+        *,
+        device: torch.device | None = None,
+        resident: bool = False,
+        workers: int = 0,
+        pin: bool = False,
+        skip: bool = False,
+    ) -> None:
+        """`device` is where resident images lie. Images from files come on the CPU."""
+        train.check_same_categories(test)
+        assert order.size == len(train), "an order is over the images that are trained on"
+        self.order, self.share, self.skipped, self.names = order, share or Share(), len(train.dropped), train.names
+        self._examples = _Examples(train, test, augment or Augment(), order.seed, skip)
+        self._test_size = len(test)
+        self._workers, self._pin = (0, False) if resident else (workers, pin)
+        self._open: list[Any] = []
+        if resident:
+            device = device or torch.device("cpu")
+            self._examples.keep(True, range(len(train)), device)
+            self._examples.keep(False, self._mine(), device)
+
+    def _mine(self) -> range:
+        return range(self.share.rank, self._test_size, self.share.world)
+
+    def make(self, key: dict[str, Any]) -> dict[str, Any]:
+        """The key is the batch."""
+        return key
+
+    def keys(self, start: int) -> Iterator[dict[str, Any]]:
+        """This process's micro-batches, from step `start` (from 0) on."""
+
+        def keys() -> Iterator[list[tuple[int, int]]]:
+            step = start
+            while True:
+                epoch = self.order.epoch(step)
+                for indices in self.share.micro_batches(self.order.indices(step)):
+                    yield [(epoch, index) for index in indices.tolist()]
+                step += 1
+
+        return self._batches(keys)
+
+    def test(self) -> Iterator[dict[str, Any]]:
+        """This process's part of the test images, once."""
+        mine, size = self._mine(), max(1, self.order.batch // (self.share.world * self.share.accumulate))
+        return self._batches(lambda: iter([[(_TEST, i) for i in mine[first : first + size]] for first in range(0, len(mine), size)]))
+
+    def _batches(self, keys: Callable[[], Iterator[list[tuple[int, int]]]]) -> Iterator[dict[str, Any]]:
+        loader = DataLoader(
+            self._examples,
+            batch_sampler=_Keys(keys),
+            num_workers=self._workers,
+            collate_fn=_collate,
+            pin_memory=self._pin,
+            worker_init_fn=_in_worker,
+            generator=torch.Generator(),  # or it would draw a seed from the global one, once more in a resumed run
+        )
+        batches = iter(loader)
+        self._open.append(batches)
+        try:
+            for batch in batches:
+                if "error" in batch:
+                    raise DataError(batch["error"])
+                self.skipped += batch.pop("skipped")
+                yield batch
+        finally:
+            self._open.remove(batches)
+            _end(batches)
+
+    def close(self) -> None:
+        """End all loader processes."""
+        for batches in list(self._open):
+            _end(batches)
