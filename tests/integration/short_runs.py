@@ -210,7 +210,8 @@ def _CountingDisk(at: int | None, number: int) -> Any:
 
 def _terminate_in(phase: str, disk: Any) -> None:
     """Send SIGTERM to the whole group, loader processes included, in a certain phase of the run."""
-    from nofm.engine import build, loop
+    from nofm.engine import loop
+    from nofm.tasks import models
     from nofm.tasks.classification import Classification
 
     def before(owner: Any, name: str, when: int) -> None:
@@ -225,7 +226,7 @@ def _terminate_in(phase: str, disk: Any) -> None:
         setattr(owner, name, wrapper)
 
     places = {
-        "setup": (build, "build_model", 2),
+        "setup": (models, "build_model", 2),
         "training": (loop.Trainer, "_train_step", 13),
         "evaluation": (Classification, "measure", 3),
         "saving": (type(disk), "rename", 12),

@@ -22,9 +22,9 @@ import torch
 from short_runs import CONFIG, Launcher, clear_group, digests, events
 from torch import nn
 
-from nofm.engine import validate
 from nofm.engine.checkpoint import CheckpointError, Store
 from nofm.engine.config import ConfigError, EngineConfig, ModelConfig, RunConfig
+from nofm.engine.problems import classification
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import train
 from nofm.tasks import models
@@ -151,7 +151,7 @@ def noisy(monkeypatch):
     from nofm.engine.precision import Precision
 
     monkeypatch.setitem(models.MODELS, "noisy", Noisy)
-    monkeypatch.setattr(validate, "OWN_MODELS", (*validate.OWN_MODELS, "noisy"))
+    monkeypatch.setattr(classification, "OWN_MODELS", (*classification.OWN_MODELS, "noisy"))
     # Only fp16 scales its loss, and fp16 is for GPUs; but a scaler counts its steps on the CPU as well.
     monkeypatch.setattr(module, "Precision", lambda name, device, clip: Precision("fp16", device, clip))
     threads = torch.get_num_threads()

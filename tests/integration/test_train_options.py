@@ -13,7 +13,7 @@ from small_runs import SMALL, assert_close, changed, weights
 from torch.nn import functional as F
 
 import nofm
-from nofm.engine import build, chance
+from nofm.engine import build, chance, snapshot
 from nofm.engine.checkpoint import Store
 from nofm.engine.config import MethodConfig, OptimConfig, RunConfig, ScheduleConfig
 from nofm.engine.precision import Precision
@@ -103,7 +103,7 @@ def test_optimizers_have_their_options(optim, made):
 
 @pytest.mark.parametrize("kind", ["adam", "adamw"])
 def test_adam_trains(kind, tmp_path):
-    metrics = train(changed(SMALL, optim={"kind": kind, "lr": 0.003}, engine={"steps": 60}), tmp_path / "run")
+    metrics = train(changed(SMALL, optim={"kind": kind, "lr": 0.003}, engine={"steps": 90}), tmp_path / "run")
     assert metrics["accuracy"] > 60
 
 
@@ -214,3 +214,38 @@ def test_compiled_training_is_close_to_eager(tmp_path):
     train(SMALL, tmp_path / "eager")
     train(changed(SMALL, engine={"compile": True}), tmp_path / "compiled")
     assert_close(weights(tmp_path / "eager"), weights(tmp_path / "compiled"), atol=1e-4)
+
+
+def test_a_resumed_optimizer_has_the_layout_of_its_weights(tmp_path):
+    """Fused optimizers refuse momentum that is laid out otherwise than its weight; copies of copies lose channels_last."""
+    config = changed(SMALL, engine={"channels_last": True})
+    seen: list[dict[str, tuple[int, ...]]] = []
+    train(config, tmp_path / "run")
+    restore = snapshot.restore
+
+    def looked_at(trainer, state, **options):
+        restore(trainer, state, **options)
+        named = dict(trainer.task.model.named_parameters())
+        seen.append({name: trainer.optimizer.state[p]["momentum_buffer"].stride() for name, p in named.items()})
+        seen.append({name: p.stride() for name, p in named.items()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot, "restore", looked_at)
+        train(changed(config, engine={"steps": 18}), tmp_path / "run", resume=True, allow_change=True)
+    momentum, layouts = seen
+    assert momentum == layouts
+    assert any(len(stride) == 4 and stride[1] == 1 and stride[3] != 1 for stride in layouts.values())
+
+
+def test_a_cosine_begins_again():
+    """For methods that train twice: both halves are the same cosine, the warm-up comes once."""
+    config = changed(SMALL, schedule={"kind": "cosine", "warmup": 4, "restarts": (12,)}, engine={"steps": 20}, optim={"lr": 0.1})
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = build.make_schedule(config, optimizer, build.Lengths(config, 44))
+    rates = []
+    for _ in range(20):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    cosine = [0.05 * (1 + math.cos(math.pi * t / 8)) for t in range(8)]
+    assert rates == pytest.approx([0.02, 0.04, 0.06, 0.08, *cosine, *cosine])

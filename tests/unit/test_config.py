@@ -12,8 +12,9 @@ import pytest
 
 from nofm.cli.options import parse
 from nofm.engine.config import ConfigError, EngineConfig, MethodConfig, RunConfig
+from nofm.engine.problems.classification import OWN_MODELS
 from nofm.engine.resolve import differences, from_dict, keys, leaves, merge, near, read_toml, says, to_dict
-from nofm.engine.validate import METHOD_OPTIONS, OWN_MODELS, check
+from nofm.engine.validate import METHOD_OPTIONS, check
 from nofm.recipes import RECIPES, describe, find, listed
 
 

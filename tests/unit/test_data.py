@@ -13,7 +13,7 @@ from PIL import Image
 
 from nofm.data.arrays import Arrays, read_arrays
 from nofm.data.errors import DataError
-from nofm.data.loader import ResidentLoader, crop_and_flip
+from nofm.data.loader import ResidentLoader, batches, crop_and_flip
 from nofm.data.order import Order, Share, mix
 from nofm.data.workers import ArrayImages, FolderImages, WorkerLoader
 
@@ -70,7 +70,7 @@ def test_digits_are_split_and_scaled():
     digits = read_arrays("digits", None)
     assert (len(digits.train_labels), len(digits.test_labels)) == (1437, 360)
     loader = ResidentLoader(digits, Order(1437, 64, 0), Share(), CPU)
-    batch = next(loader.train(0))
+    batch = next(batches(loader, 0))
     assert batch["image"].shape == (64, 1, 8, 8)
     assert -0.31 < batch["image"].min() < batch["image"].max() < 0.71
     assert sum(len(b["label"]) for b in loader.test()) == 360
@@ -168,15 +168,15 @@ def test_crops_and_flips_are_those_of_each_image():
 def test_a_resident_loader_is_the_same_from_any_step_and_for_any_number_of_processes():
     digits = read_arrays("digits", None)
     make = lambda **share: ResidentLoader(digits, Order(1437, 32, 7), Share(**share), CPU, crop=2, flip=True)  # noqa: E731
-    straight = take(make().train(0), 50)
-    later = take(make().train(45), 5)
+    straight = take(batches(make(), 0), 50)
+    later = take(batches(make(), 45), 5)
     for a, b in zip(straight[45:], later, strict=True):
         assert torch.equal(a["image"], b["image"])
         assert torch.equal(a["label"], b["label"])
-    halves = [take(make(rank=rank, world=2).train(0), 3) for rank in (0, 1)]
+    halves = [take(batches(make(rank=rank, world=2), 0), 3) for rank in (0, 1)]
     for step in range(3):
         assert torch.equal(torch.cat([halves[0][step]["image"], halves[1][step]["image"]]), straight[step]["image"])
-    quarters = take(make(accumulate=4).train(0), 4)
+    quarters = take(batches(make(accumulate=4), 0), 4)
     assert torch.equal(torch.cat([q["image"] for q in quarters]), straight[0]["image"])
 
 
@@ -187,29 +187,29 @@ def worker_loader(workers: int, seed: int = 7, crop: int = 2) -> WorkerLoader:
 
 def test_a_worker_loader_is_the_same_from_any_step_with_any_number_of_processes():
     alone, helped = worker_loader(0), worker_loader(2)
-    straight = take(alone.train(0), 6)
-    later = take(helped.train(4), 2)
+    straight = take(batches(alone, 0), 6)
+    later = take(batches(helped, 4), 2)
     helped.close()
     for a, b in zip(straight[4:], later, strict=True):
         assert torch.equal(a["image"], b["image"])
-    assert not torch.equal(take(worker_loader(0, seed=8).train(0), 1)[0]["image"], straight[0]["image"])
+    assert not torch.equal(take(batches(worker_loader(0, seed=8), 0), 1)[0]["image"], straight[0]["image"])
 
 
 def test_reading_images_does_not_touch_the_generator_of_dropout():
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    take(worker_loader(0).train(0), 2)
+    take(batches(worker_loader(0), 0), 2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_an_image_is_augmented_anew_in_every_epoch():
     loader = worker_loader(0)
     per_epoch = loader.order.steps_per_epoch
-    first = {int(i): x for i, x in zip(loader.order.indices(0), take(loader.train(0), 1)[0]["image"], strict=True)}
+    first = {int(i): x for i, x in zip(loader.order.indices(0), take(batches(loader, 0), 1)[0]["image"], strict=True)}
     again = [
         (int(i), x)
         for step in range(3)
-        for i, x in zip(loader.order.indices(per_epoch + step), take(loader.train(per_epoch + step), 1)[0]["image"], strict=True)
+        for i, x in zip(loader.order.indices(per_epoch + step), take(batches(loader, per_epoch + step), 1)[0]["image"], strict=True)
     ]
     shared = [(first[i], x) for i, x in again if i in first]
     assert shared
@@ -237,9 +237,9 @@ def folder_loader(root: Path, workers: int = 0, skip: bool = False) -> WorkerLoa
 
 def test_a_folder_is_read_as_imagenet_is_laid_out(folder):
     loader = folder_loader(folder)
-    batches = take(loader.train(0), 3)
-    assert all(b["image"].shape == (4, 3, 16, 16) for b in batches)
-    assert sorted(torch.cat([b["label"] for b in batches]).tolist()) == [0] * 6 + [1] * 6
+    taken = take(batches(loader, 0), 3)
+    assert all(b["image"].shape == (4, 3, 16, 16) for b in taken)
+    assert sorted(torch.cat([b["label"] for b in taken]).tolist()) == [0] * 6 + [1] * 6
     assert torch.cat([b["label"] for b in loader.test()]).tolist() == [0, 0, 1, 1]
 
 
@@ -250,13 +250,13 @@ def test_a_corrupt_image_is_named_or_skipped_and_counted(folder, workers, conten
     broken.write_bytes(broken.read_bytes()[:200] if content is None else content)
     loader = folder_loader(folder, workers)
     with pytest.raises(DataError, match=r"dog/3.jpg: this image cannot be read .*data.corrupt skip"):
-        take(loader.train(0), 3)
+        take(batches(loader, 0), 3)
     loader.close()
     skipping = folder_loader(folder, workers, skip=True)
-    batches = take(skipping.train(0), 3)
+    taken = take(batches(skipping, 0), 3)
     skipping.close()
     assert skipping.skipped == 1
-    assert sum(len(b["label"]) for b in batches) == 12
+    assert sum(len(b["label"]) for b in taken) == 12
 
 
 def test_odd_but_readable_pictures_are_read(folder):
@@ -264,14 +264,14 @@ def test_odd_but_readable_pictures_are_read(folder):
     Image.fromarray(np.zeros((9, 9, 4), np.uint8)).save(folder / "train" / "cat" / "alpha.png")
     Image.fromarray(np.zeros((9, 9, 4), np.uint8), "CMYK").save(folder / "train" / "cat" / "cmyk.jpg")
     loader = folder_loader(folder)
-    assert all(b["image"].shape[1] == 3 for b in take(loader.train(0), loader.order.steps_per_epoch))
+    assert all(b["image"].shape[1] == 3 for b in take(batches(loader, 0), loader.order.steps_per_epoch))
 
 
 def test_a_data_set_of_nothing_but_broken_images_ends(folder):
     for path in (folder / "train").rglob("*.jpg"):
         path.write_bytes(b"")
     with pytest.raises(DataError, match="no image of this data set can be read"):
-        take(folder_loader(folder, skip=True).train(0), 1)
+        take(batches(folder_loader(folder, skip=True), 0), 1)
 
 
 def test_classes_must_agree(folder):

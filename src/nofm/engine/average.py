@@ -31,8 +31,8 @@ class Average:
         for ours, theirs in zip(sites(self.task.model), sites(task.model), strict=True):
             if theirs.stored_mask is None:
                 ours.look_through(theirs.lens)
-            elif ours.stored_mask is None or not ours.stored_mask.equal(theirs.stored_mask):
-                ours.freeze(theirs.stored_mask.clone())
+            else:  # copied whether or not it has changed, since to ask a GPU would be to wait for it
+                ours.freeze(theirs.stored_mask.clone() if ours.stored_mask is None else theirs.stored_mask, theirs.lens)
 
     def update(self, task: Task) -> None:
         """Move a little towards `task`."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import warnings
-from pathlib import Path
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,14 +18,13 @@ from ..errors import LayerError, NofmError
 from ..methods import METHODS, Method
 from ..sparsify import sparsify_
 from ..tasks.base import Task
-from ..tasks.classification import Classification
-from ..tasks.models import build_model
+from ..tasks.translation import inverse_sqrt
 from .config import ConfigError, RunConfig
+from .problems import problem_of
 from .world import World
 
 __all__ = [
     "Lengths",
-    "image_shape",
     "make_loader",
     "make_method",
     "make_optimizer",
@@ -32,33 +32,20 @@ __all__ = [
     "make_task",
     "preflight",
     "sparsified_",
+    "uses_graphs",
 ]
 
-_SHAPES = {"digits": (1, 8, 8), "fashion": (1, 28, 28), "cifar10": (3, 32, 32)}
+# ---- network and data ----
 
 
-def image_shape(config: RunConfig) -> tuple[int, int, int]:
-    """Channels, height and width of the images."""
-    size = config.data.size or 224
-    return _SHAPES.get(config.data.name, (3, size, size))
+def make_loader(config: RunConfig, world: World) -> Any:
+    """The loader of the configuration's data."""
+    return problem_of(config).loader(config, world)
 
 
-def _classes(config: RunConfig) -> int:
-    if config.data.name != "folder":
-        return 10
-    return sum(entry.is_dir() for entry in Path(config.data.root or "", "train").iterdir())
-
-
-# ---- network and task ----
-
-
-def make_task(config: RunConfig, *, pretrained: bool | None = None) -> Task:
+def make_task(config: RunConfig, loader: Any) -> Task:
     """The task with its network, dense as yet."""
-    m = config.model
-    options = {"width": m.width, "dropout": m.dropout, "norm": m.norm}
-    weights = m.pretrained if pretrained is None else pretrained
-    model = build_model(m.name, _classes(config), image_shape(config)[0], pretrained=weights, **options)
-    return Classification(model, config.task.label_smoothing)
+    return problem_of(config).task(config, loader)
 
 
 def sparsified_(model: nn.Module, config: RunConfig) -> None:
@@ -75,11 +62,20 @@ def sparsified_(model: nn.Module, config: RunConfig) -> None:
         raise ConfigError(f"{key} = {value}: {error}") from None
 
 
-def make_method(config: RunConfig) -> Method:
-    """The method by its name in `nofm.METHODS`, with the options that were given."""
+_METHOD_LENGTHS = ("probe", "prune_at", "every", "begin_at", "end_at", "rewind_to")
+
+
+def make_method(config: RunConfig, lengths: Lengths | None = None) -> Method:
+    """The method by its name in `nofm.METHODS`, with the options that were given; lengths in steps, now that these are known."""
     given = {k: v for k, v in dataclasses.asdict(config.sparsity.method).items() if k != "kind" and v is not None}
+    method = METHODS[config.sparsity.method.kind].method
+    if any(field.name == "seed" for field in dataclasses.fields(method)):
+        given.setdefault("seed", config.seed)
+    for name in _METHOD_LENGTHS:
+        if name in given:
+            given[name] = int(given[name] if lengths is None else lengths.steps(given[name]))
     try:
-        return METHODS[config.sparsity.method.kind].method(**given)
+        return method(**given)
     except NofmError as error:
         raise ConfigError(f"sparsity.method = {config.sparsity.method.kind} {given}: {error}") from None
 
@@ -91,56 +87,30 @@ def preflight(config: RunConfig, world: World) -> None:
     for name in config.engine.track:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"engine.track = {name}: is not installed; install it with pip install {name}, or leave it out")
+    for package in problem_of(config).packages:
+        if importlib.util.find_spec(package) is None:
+            wanted = f"nofm[{problem_of(config).extra}]"
+            raise ConfigError(f"task.kind = {config.task.kind}: needs {package}, which is not installed: pip install '{wanted}'")
+    uses_graphs(config, world)
     make_method(config)
-    m, shape, classes = config.model, image_shape(config), _classes(config)
-    if m.pretrained and m.name.startswith("torchvision/") and classes != 1000:
-        raise ConfigError(
-            f"model.pretrained = true: torchvision's weights are for 1000 classes, these data have {classes}; use a timm/ model"
-        )
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the real network will say it again
-        task = make_task(config, pretrained=False)
-        try:
-            with torch.no_grad():  # in training mode, in which some networks give more than scores
-                out = task.model(torch.empty(2, *shape))
-        except (RuntimeError, ValueError, AssertionError) as error:
-            raise ConfigError(f"model.name = {m.name}: does not take images of {_x(shape)}: {str(error).splitlines()[0]}") from None
-        sparsified_(task.model, config)
-    if tuple(getattr(out, "shape", ())) != (2, classes):
-        raise ConfigError(
-            f"model.name = {m.name}: does not give one score for each of {classes} classes; classification needs such a model"
-        )
+        sparsified_(problem_of(config).draft(config), config)
 
 
-def _x(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
-# ---- data ----
-
-
-def make_loader(config: RunConfig, world: World) -> Any:
-    """The loader of the configuration's data."""
-    from ..data.arrays import read_arrays
-    from ..data.loader import ResidentLoader
-    from ..data.order import Order, Share
-
-    d, e = config.data, config.engine
-    share = Share(world.rank, world.size, e.accumulate)
-    if d.loader == "resident":
-        arrays = read_arrays(d.name, d.root)
-        order = Order(len(arrays.train_labels), e.batch_size, config.seed)
-        return ResidentLoader(arrays, order, share, world.device, d.crop, d.flip)
-
-    from ..data.workers import ArrayImages, FolderImages, WorkerLoader
-
-    images: ArrayImages | FolderImages
-    if d.name == "folder":
-        images = FolderImages(d.root or "", d.size or 224, d.flip)
-    else:
-        images = ArrayImages(read_arrays(d.name, d.root), d.crop, d.flip)
-    order = Order(images.train_size, e.batch_size, config.seed)
-    return WorkerLoader(images, order, share, e.workers, world.device.type == "cuda", d.corrupt == "skip")
+def uses_graphs(config: RunConfig, world: World) -> bool:
+    """Whether steps are captured in CUDA graphs; raises where that is asked for and cannot be."""
+    e = config.engine
+    against = (
+        "needs a CUDA device" if world.device.type != "cuda" else
+        "is for one process; this run has several" if world.size > 1 else
+        not_captured if (not_captured := problem_of(config).not_captured) is not None else
+        "cannot hold fp16's loss scale, which the host must see; use engine.precision bf16 or fp32" if e.precision == "fp16" else
+        None
+    )  # fmt: skip
+    if e.graph == "on" and against:
+        raise ConfigError(f"engine.graph = on: {against}")
+    return not against and (e.graph == "on" or (e.graph == "auto" and config.data.loader == "resident"))
 
 
 # ---- optimizer and schedule ----
@@ -155,27 +125,25 @@ class Lengths:
         self.total = self.steps(e.epochs if e.epochs is not None else e.steps or 1)
         self.warmup = self.steps(config.schedule.warmup)
         self.milestones = [self.steps(m) for m in config.schedule.milestones]
+        self.restarts = [self.steps(r) for r in config.schedule.restarts]
         self.eval_every = max(1, self.steps(e.eval_every))
         self.checkpoint_every = self.eval_every if e.checkpoint_every is None else max(1, self.steps(e.checkpoint_every))
-        prune_at = config.sparsity.method.prune_at
         if self.total < 1:
             raise ConfigError(f"engine.epochs = {e.epochs}: less than one step of {steps_per_epoch} in an epoch")
-        if prune_at is not None and prune_at > self.total:
-            raise ConfigError(f"sparsity.method.prune_at = {prune_at}: comes after the last step, {self.total}: nothing would be pruned")
 
     def steps(self, length: float) -> int:
         """A length of the configuration's unit, in steps."""
         return round(length * self.steps_per_epoch) if self._in_epochs else int(length)
 
 
-def make_optimizer(config: RunConfig, parameters: Any) -> Optimizer:
-    """SGD, Adam or AdamW."""
+def make_optimizer(config: RunConfig, parameters: Any, fused: bool = False) -> Optimizer:
+    """SGD, Adam or AdamW. `fused`: one kernel for all weights, which can read its learning rate from the device (CUDA graphs)."""
     o = config.optim
+    common: dict[str, Any] = {"lr": o.lr, "weight_decay": o.weight_decay, "fused": fused or None}
     if o.kind == "sgd":
-        momentum = 0.9 if o.momentum is None else o.momentum
-        return torch.optim.SGD(parameters, lr=o.lr, momentum=momentum, nesterov=o.nesterov, weight_decay=o.weight_decay)
+        return torch.optim.SGD(parameters, momentum=0.9 if o.momentum is None else o.momentum, nesterov=o.nesterov, **common)
     adam = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.kind]
-    return adam(parameters, lr=o.lr, betas=o.betas or (0.9, 0.999), eps=o.eps or 1e-8, weight_decay=o.weight_decay)
+    return adam(parameters, betas=o.betas or (0.9, 0.999), eps=o.eps or 1e-8, capturable=fused, **common)
 
 
 def make_schedule(config: RunConfig, optimizer: Optimizer, lengths: Lengths) -> lr_scheduler.LRScheduler:
@@ -183,15 +151,23 @@ def make_schedule(config: RunConfig, optimizer: Optimizer, lengths: Lengths) -> 
     s, total, warmup = config.schedule, lengths.total, lengths.warmup
     if s.kind == "onecycle":
         share = warmup / total if warmup else 0.3
-        return lr_scheduler.OneCycleLR(optimizer, config.optim.lr, total_steps=total + 1, pct_start=share, cycle_momentum=False)
-    after: lr_scheduler.LRScheduler
+        shape: Any = "linear" if s.shape == "linear" else "cos"
+        return lr_scheduler.OneCycleLR(
+            optimizer, config.optim.lr, total_steps=total + 1, pct_start=share, anneal_strategy=shape, cycle_momentum=False
+        )
+    if s.kind == "inverse_sqrt":
+        return lr_scheduler.LambdaLR(optimizer, partial(inverse_sqrt, warmup=max(1, warmup)))
+    parts: list[lr_scheduler.LRScheduler]  # one after another, from the steps `begins` on
+    begins = list(lengths.restarts)
     if s.kind == "cosine":
-        after = lr_scheduler.CosineAnnealingLR(optimizer, T_max=total - warmup, eta_min=s.final)
+        edges = [warmup, *begins, total]
+        parts = [lr_scheduler.CosineAnnealingLR(optimizer, T_max=end - begin, eta_min=s.final) for begin, end in pairwise(edges)]
     elif s.kind == "step":
-        after = lr_scheduler.MultiStepLR(optimizer, [m - warmup for m in lengths.milestones], gamma=0.1 if s.gamma is None else s.gamma)
+        gamma = 0.1 if s.gamma is None else s.gamma
+        parts = [lr_scheduler.MultiStepLR(optimizer, [m - warmup for m in lengths.milestones], gamma=gamma)]
     else:
-        after = lr_scheduler.ConstantLR(optimizer, factor=1.0, total_iters=0)
-    if warmup == 0:
-        return after
-    rising = lr_scheduler.LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
-    return lr_scheduler.SequentialLR(optimizer, [rising, after], milestones=[warmup])
+        parts = [lr_scheduler.ConstantLR(optimizer, factor=1.0, total_iters=0)]
+    if warmup:
+        parts.insert(0, lr_scheduler.LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup))
+        begins.insert(0, warmup)
+    return parts[0] if len(parts) == 1 else lr_scheduler.SequentialLR(optimizer, parts, milestones=begins)

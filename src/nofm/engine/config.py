@@ -1,8 +1,9 @@
 """`RunConfig`: everything that decides a training run, as frozen values. Needs no torch.
 
 A recipe is a function that returns one; files and dotted options change fields of it. Field docstrings are the help text.
-Lengths (`schedule.warmup`, `schedule.milestones`, `engine.eval_every`, `engine.checkpoint_every`) are in epochs where
-`engine.epochs` says how long a run is, and in steps where `engine.steps` does.
+Settings that only some tasks, methods or optimizers have are None where nothing is said: so one that is given to another is noticed.
+Lengths (`schedule.warmup`, `schedule.milestones`, `engine.eval_every`, `sparsity.method.prune_at` and all others of type Length) are in
+epochs where `engine.epochs` says how long a run is, and in steps where `engine.steps` does.
 """
 
 from __future__ import annotations
@@ -41,10 +42,22 @@ class TaskConfig:
 
     __pydantic_config__: ClassVar[dict[str, object]] = _FORBID
 
-    kind: Literal["classification"] = "classification"
+    kind: Literal["classification", "detection", "segmentation", "translation", "flow"] = "classification"
     """Which task."""
     label_smoothing: float = 0.0
-    """Share of each label that is spread over all classes, 0 to below 1."""
+    """Share of each label that is spread over all classes, 0 to below 1 (classification, translation)."""
+    beams: int | None = None
+    """translation: how many hypotheses a search keeps, 1 to 64; 5 where nothing is said. 1 is greedy."""
+    alpha: float | None = None
+    """translation: length penalty of the search, 0 for none; 0.6 where nothing is said."""
+    updates: int | None = None
+    """flow: refinements in training, 1 to 64; 12 where nothing is said."""
+    test_updates: int | None = None
+    """flow: refinements in tests; as in training where nothing is said."""
+    gamma: float | None = None
+    """flow: how much less each refinement counts in the loss than the one after it; 0.8 where nothing is said."""
+    max_flow: float | None = None
+    """flow: pixels that move farther do not count in the loss; 400 where nothing is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,38 +67,76 @@ class ModelConfig:
     __pydantic_config__: ClassVar[dict[str, object]] = _FORBID
 
     name: str = "cnn"
-    """cnn, cifar/resnet20, cifar/resnet32, cifar/resnet18, torchvision/NAME or timm/NAME."""
+    """classification: cnn, cifar/resnet20, cifar/resnet32, cifar/resnet18, torchvision/NAME or timm/NAME. detection:
+    fasterrcnn_resnet50_fpn or fasterrcnn_tiny. segmentation: maskrcnn_resnet50_fpn or maskrcnn_tiny. translation: transformer/base or
+    transformer/small. flow: raft_large, raft_small or raft_tiny."""
     width: int | None = None
     """Channels of the first convolution (cnn and cifar/ models)."""
+    layers: int | None = None
+    """Layers of the encoder and of the decoder (transformer/ models); 6 of base and 3 of small where nothing is said."""
     dropout: float | None = None
-    """Dropout before the classifier (cnn and cifar/ models)."""
-    norm: Literal["batch", "group"] | None = None
-    """Normalisation (cnn and cifar/ models); batch where nothing is said."""
+    """Dropout before the classifier (cnn and cifar/ models), or after every part (transformer/ models)."""
+    norm: Literal["batch", "group", "frozen", "post", "pre"] | None = None
+    """Normalisation: batch or group (cnn and cifar/ models), batch where nothing is said; also frozen (detectors), which it is where
+    nothing is said and a backbone is given; after or before every part (transformer/ models), after it, post, where nothing is said."""
     pretrained: bool = False
-    """Start from published weights (torchvision/ and timm/ models)."""
+    """Start from published weights (torchvision/ and timm/ models, raft_large and raft_small)."""
+    backbone: str | None = None
+    """detection, segmentation: a run's folder or a safetensors file of a classification network that the ResNet begins with."""
+    trainable_layers: int | None = None
+    """detection, segmentation: stages of the ResNet that are trained, from the last, 0 to 5. All; with a frozen norm 3, as is custom."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images, and what is done to them."""
+    """Which images or texts, and what is done to them."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = _FORBID
 
-    name: Literal["digits", "fashion", "cifar10", "folder"] = "digits"
+    name: Literal[
+        "digits", "fashion", "cifar10", "folder",
+        "coco",
+        "parallel", "multi30k", "libreoffice",
+        "chairs", "sintel", "kitti", "middlebury", "stamps",
+    ] = "digits"  # fmt: skip
     """digits comes with scikit-learn; fashion reads idx files; cifar10 PNG sheets or torchvision's layout; folder reads
-    ROOT/train/CLASS/*.jpg and ROOT/val/CLASS/*.jpg, as ImageNet is laid out."""
+    ROOT/train/CLASS/*.jpg and ROOT/val/CLASS/*.jpg, as ImageNet is laid out. detection, segmentation: coco reads the json files of the
+    splits train and val and their images, as COCO and others lay them out. translation: parallel reads ROOT/train.en and train.de,
+    test.en and test.de, plain or gzipped; multi30k its own splits; libreoffice the unpacked help packages. flow: chairs, sintel,
+    kitti and middlebury as they are laid out; stamps ROOT/train.npz and ROOT/val.npz of examples/make_stamps.py."""
     root: str | None = None
     """Folder of the data (all but digits)."""
     size: int | None = None
-    """Side of the square that images are cut to (folder only; 224 where nothing is said)."""
+    """Side of the square that images are cut to (folder; 224 where nothing is said), or pixels of the shorter side that they are
+    resized to (detection, segmentation; 800 where nothing is said)."""
+    max_size: int | None = None
+    """detection, segmentation: pixels that the longer side has at most; 1333 where nothing is said."""
+    scale_jitter: tuple[float, float] | None = None
+    """detection, segmentation: training images are resized by a factor between these two and cut or padded back to their size."""
     crop: int = 0
-    """Random crops after padding by so many pixels (all but folder, which cuts at random anyway)."""
+    """classification: random crops after padding by so many pixels (all but folder, which cuts at random anyway)."""
+    crop_size: tuple[int, int] | None = None
+    """flow: height and width that training pairs are cut to, divisible by 8; 368 496 where nothing is said."""
     flip: bool = False
     """Mirror half of the training images."""
     loader: Literal["resident", "workers"] = "resident"
     """resident keeps small data on the device and augments there; workers reads images in `engine.workers` processes."""
     corrupt: Literal["error", "skip"] = "error"
-    """What to do about an image that cannot be read: stop and name it, or take the next one and count it (folder only)."""
+    """What to do about an image that cannot be read: stop and name it, or take the next one and count it (folder, coco, and flow's
+    files)."""
+    source: str | None = None
+    """translation: the language to translate from, as files end; en where nothing is said."""
+    target: str | None = None
+    """translation: the language to translate to; de where nothing is said."""
+    test: str | None = None
+    """The split to be measured on: translation, test, of multi30k test_2016_flickr, where nothing is said; detection and segmentation,
+    val where nothing is said."""
+    vocabulary: int | None = None
+    """translation: tokens that both languages share, at least 259; 8000 where nothing is said."""
+    max_length: int | None = None
+    """translation: longer sentences, in tokens, are not trained on; 128 where nothing is said."""
+    cache: str | None = None
+    """translation: a folder to keep vocabularies in, so that each is learned once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +146,53 @@ class MethodConfig:
     __pydantic_config__: ClassVar[dict[str, object]] = _FORBID
 
     kind: str = "srste"
-    """dense, ste, srste, asp: a name of nofm.METHODS."""
-    decay: float | None = None
-    """srste: lambda of the paper."""
+    """dense, ste, srste, asp, rigl, gmp, ...: a name of nofm.METHODS."""
+    decay: float | Literal["auto"] | None = None
+    """srste: lambda of the paper, or auto to find it by the flip rate in the first `probe` steps."""
     refine: Literal["weight", "sign", "gradient"] | None = None
     """srste: Eq. 4, 5 or 6."""
     placement: Literal["gradient", "decoupled", "backward"] | None = None
     """srste: where the term is added."""
-    prune_at: int | None = None
-    """asp: the step after which the mask is made and frozen."""
+    target: float | None = None
+    """srste with decay auto: the flip rate wanted, as share of weights in a step; 0.6 of STE's own where nothing is said."""
+    probe: Length | None = None
+    """srste with decay auto: how long to look for it, about a tenth of the run; 1000 steps where nothing is said."""
+    prune_at: Length | None = None
+    """asp: when the mask is made and frozen, in epochs or steps, as the run."""
+    sparsity: float | None = None
+    """unstructured methods: share of all sparse weights that is pruned, between 0 and 1."""
+    allocation: Literal["uniform", "erk", "global"] | None = None
+    """unstructured methods: whether all layers have the same density, or small ones a higher one; global (gmp, ste_unstructured, dnw,
+    lottery): all weights of the network compete."""
+    every: Length | None = None
+    """methods that prune or rewire many times: from one time to the next, 100 steps where nothing is said. lottery: length of the first
+    training."""
+    begin_at: Length | None = None
+    """gmp: when sparsity begins to rise."""
+    end_at: Length | None = None
+    """methods that prune or rewire many times: from when on masks stay."""
+    batches: int | None = None
+    """snip: how many steps' gradients to measure sensitivity with."""
+    rounds: int | None = None
+    """lottery: how many times to prune and go back."""
+    rewind_to: Length | None = None
+    """lottery: the moment to go back to."""
+    initial: float | None = None
+    """str: what s starts as; the threshold is sigmoid(s)."""
+    seed: int | None = None
+    """set, rigl, snfs, dsr, deepr: decides which connections are drawn at random."""
+    drop: float | None = None
+    """set, rigl, snfs: share of the connections that a rewiring replaces. dsr: share of all sparse weights that it is to prune."""
+    smoothing: float | None = None
+    """snfs: how much of the smoothed gradient stays in a step, between 0 and 1."""
+    threshold: float | None = None
+    """dsr: the magnitude to prune below, at the start."""
+    tolerance: float | None = None
+    """dsr: how far from the aim the number of pruned weights may be before the threshold moves, as a share."""
+    l1: float | None = None
+    """deepr: the pull of every connection towards zero."""
+    temperature: float | None = None
+    """deepr: of the noise on every connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,16 +242,20 @@ class ScheduleConfig:
 
     __pydantic_config__: ClassVar[dict[str, object]] = _FORBID
 
-    kind: Literal["cosine", "step", "onecycle", "constant"] = "cosine"
-    """cosine to `final`, step by `gamma` at `milestones`, one cycle, or constant."""
+    kind: Literal["cosine", "step", "onecycle", "constant", "inverse_sqrt"] = "cosine"
+    """cosine to `final`, step by `gamma` at `milestones`, one cycle, constant, or down with the inverse root of the step."""
     warmup: Length = 0.0
     """Linear warm-up from 0; for onecycle, the rising part. In epochs or steps, as the run."""
     final: float = 0.0
     """cosine: the learning rate at the end."""
     milestones: tuple[Length, ...] = ()
     """step: when to multiply by `gamma`."""
+    restarts: tuple[Length, ...] = ()
+    """cosine: when to begin again from the top, for methods that train more than once (asp, lottery)."""
     gamma: float | None = None
     """step: 0.1 where nothing is said."""
+    shape: Literal["cosine", "linear"] | None = None
+    """onecycle: how the rate moves up and down; cosine where nothing is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +269,8 @@ class EngineConfig:
     steps: int | None = None
     """Length of the run in optimizer steps, instead of epochs."""
     batch_size: int = 64
-    """Images of one optimizer step, over all processes and micro-batches together."""
+    """Images (flow: pairs; translation: tokens of either language, padding included) of one optimizer step, over all processes and
+    micro-batches together."""
     accumulate: int = 1
     """Micro-batches of a step."""
     clip: float | None = None
@@ -187,6 +281,9 @@ class EngineConfig:
     """Let CUDA multiply fp32 matrices in TF32."""
     compile: bool = False
     """torch.compile the task."""
+    graph: Literal["auto", "on", "off"] = "auto"
+    """Whole steps as CUDA graphs, so that small networks train at the GPU's speed and not the host's. auto: on one CUDA device with
+    resident data, but not with fp16, whose loss scale the host must see, and not for detection, segmentation and flow."""
     channels_last: bool = False
     """Memory layout of images and convolutions."""
     deterministic: bool = False

@@ -4,6 +4,7 @@ run.json                       written once, at the start
 events.jsonl                   one event a line, only ever appended to; the source of truth
 checkpoints/                   see checkpoint.py
 masks/step-00000400.safetensors    the masks of a step, one bit a weight
+samples/                       of the last evaluation: something to look at (translations, fields of flow, detections)
 model.safetensors              at the end: the weights with their zeros written in (model-ema.safetensors: of the average)
 """
 
@@ -99,6 +100,12 @@ class RunFolder:
             "patterns": json.dumps({site.name: str(site.grouping.pattern) for site in sites(model)}),
         }
         self.write(f"masks/step-{step:08d}.safetensors", save(packed, facts))
+
+    def write_samples(self, files: Mapping[str, bytes]) -> None:
+        """What the last evaluation has to show, by name."""
+        make_folder(self._disk, self.path / "samples")
+        for name, data in files.items():
+            self.write(f"samples/{name}", data)
 
     def write_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
         """Weights as a safetensors file, each with memory of its own."""

@@ -8,7 +8,8 @@ evaluation that belongs to the step has been done.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,18 +19,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..data.loader import Batch, Loader
+from ..layers import sites
 from ..methods import Handle
 from ..tasks.base import Task
 from . import snapshot
 from .average import Average
 from .build import Lengths
 from .checkpoint import Store
+from .config import ConfigError
 from .export import folded_weights
 from .folder import RunFolder
+from .graphs import Graphs
 from .movement import Movement, packed_masks
 from .precision import LossWatch, Precision
 from .signals import Stopped, StopRequest
-from .world import World
+from .world import Polls, World
 
 __all__ = ["Meter", "Trainer"]
 
@@ -66,70 +70,109 @@ class Trainer:
     handle: Handle
     lengths: Lengths
     accumulate: int
-    batch_size: int
+    step_size: float  # units of a step, on average
+    unit: str  # images, tokens or pairs
+    items: str  # what the loader may pass by: images or pairs
     log_every: int
     channels_last: bool
     average: Average | None
     store: Store | None  # of the first process only, as is
     folder: RunFolder | None
     stop: StopRequest
+    graphs: Graphs | None = None  # where steps are captured in CUDA graphs
     step: int = 0  # steps taken
     position: int = 0  # steps' batches drawn from the loader
     evaluated: bool = True  # whether the evaluation that is due at `step`, if one is, has been done
     metrics: dict[str, float] = field(default_factory=dict)
+    processes_before: int | None = None  # that saved the checkpoint, where they were more or fewer than now
 
     def __post_init__(self) -> None:
         self.movement, self.meter, self.watch = Movement(self.task.model), Meter(self.world.device), LossWatch()
+        self.polls = Polls(self.world)
 
     # ---- the run ----
 
-    def run(self, resumed_from: int | None) -> dict[str, float]:
-        """Train to the end; the metrics of the last evaluation. Raises `Stopped` after a signal."""
+    def steps(self, resumed_from: int | None) -> Iterator[None]:
+        """Train to the end, pausing after each step, so that several runs can take turns on one GPU. Raises `Stopped` after a signal."""
         began = time.perf_counter()
-        self._event("start", resumed_from=resumed_from, steps=self.lengths.total)
+        before = {} if self.processes_before is None else {"processes_before": self.processes_before}
+        self._event("start", resumed_from=resumed_from, steps=self.lengths.total, processes=self.world.size, unit=self.unit, **before)
         try:
-            if self.step == 0 and self.folder is not None:
-                self.folder.write_masks(0, self.task.model, self.movement.state_dict()["masks"])  # what SAD is counted from
-            self._look_for_stop(always=True)
-            if not self.evaluated:
-                self._evaluate()
-            batches = self.loader.train(self.position)
+            with self._turn():
+                if self.step == 0 and self.folder is not None:
+                    self.folder.write_masks(0, self.task.model, self.movement.state_dict()["masks"])  # what SAD is counted from
+                self._look_for_stop(always=True)
+                if not self.evaluated:
+                    self._evaluate()
+            keys = self.loader.keys(self.position)
             while self.step < self.lengths.total:
-                self._train_step(batches)
-                self._after_step()
+                with self._turn():
+                    self._train_step([self._on_device(next(keys)) for _ in range(self.accumulate)])
+                    self._after_step()
+                yield
         finally:
             self.loader.close()
         if self.loader.skipped:
-            self.metrics["skipped_images"] = float(self.loader.skipped)
-        self._export()
-        self._event("end", metrics=self.metrics, seconds=time.perf_counter() - began)
-        return self.metrics
+            self.metrics[f"skipped_{self.items}"] = float(self.loader.skipped)
+        with self._turn():
+            self._export()
+        kept = sum(site.kept() for site in sites(self.task.model))  # in the end, for methods whose budget moves
+        self._event("end", metrics=self.metrics, seconds=time.perf_counter() - began, kept=kept)
 
-    def _train_step(self, batches: Iterator[Batch]) -> None:
+    def _turn(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.graphs is None else self.graphs.turn()
+
+    def _train_step(self, keys: list[Batch]) -> None:
         self.wrapped.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.world.device)
-        for i in range(self.accumulate):
-            batch = self._on_device(next(batches))
-            with self.world.reducing(self.wrapped, last=i == self.accumulate - 1):
-                with self.precision.autocast():
-                    loss = self.wrapped(batch)["loss"] / self.accumulate
-                self.precision.backward(loss)
-            total += loss.detach()
-        self.watch.look(self.step + 1, total)
-        self.precision.step(self.optimizer, self.task.parameters())
+        phase = self.handle.phase
+        if self.graphs is None or phase is None:
+            loss = self._forward_backward_step(keys)["loss"]
+        else:
+            loss = self.graphs.run(phase, self._forward_backward_step, keys)["loss"]
+            if self.graphs.replayed:
+                self.handle.replayed()
+                self.watch.look(self.step + 1, loss)
         self.lr = self.optimizer.param_groups[0]["lr"]
         self.schedule.step()
         if self.average is not None:
             self.average.update(self.task)
-        self.meter.add(total)
+        self.meter.add(loss)
         self.step += 1
         self.position += 1
 
+    def _forward_backward_step(self, keys: list[Batch]) -> dict[str, Tensor]:
+        """The device's part of a step. Nothing in it may depend on the number of the step but the learning rate."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.world.device)
+        batches = [self._laid_out(self.loader.make(key)) for key in keys]
+        shares = self._shares(batches)
+        for i, batch in enumerate(batches):
+            with self.world.reducing(self.wrapped, last=i == self.accumulate - 1):
+                with self.precision.autocast():
+                    loss = self.wrapped(batch)["loss"]
+                    loss = loss / self.accumulate if shares is None else loss * shares[i]
+                self.precision.backward(loss)
+            total += loss.detach()
+        if self.graphs is None or not torch.cuda.is_current_stream_capturing():
+            self.watch.look(self.step + 1, total)
+        self.precision.step(self.optimizer, self.task.parameters())
+        return {"loss": total}
+
+    def _shares(self, batches: list[Batch]) -> list[Tensor] | None:
+        """What each micro-batch's loss is multiplied by, so that the mean over processes of their sums is a mean over all that the
+        step's losses are means over. None where all count alike."""
+        weights = [weight for batch in batches if (weight := self.task.weight(batch)) is not None]
+        if not weights:
+            return None
+        total = self.world.total(torch.stack(weights).sum())
+        return [weight * self.world.size / total for weight in weights]
+
     def _on_device(self, batch: Batch) -> Batch:
+        return _each(batch, lambda value: value.to(self.world.device, non_blocking=True))
+
+    def _laid_out(self, batch: Batch) -> Batch:
         layout = torch.channels_last if self.channels_last else torch.preserve_format
-        moved = {name: value.to(self.world.device, non_blocking=True) for name, value in batch.items()}
-        return {name: value.contiguous(memory_format=layout) if value.dim() == 4 else value for name, value in moved.items()}
+        return _each(batch, lambda value: value.contiguous(memory_format=layout) if value.dim() == 4 else value)
 
     def _after_step(self) -> None:
         last = self.step == self.lengths.total
@@ -152,7 +195,7 @@ class Trainer:
     def _log(self) -> None:
         loss = float(self.world.total(self.meter.loss)) / self.world.size / self.meter.steps
         seconds = time.perf_counter() - self.meter.began
-        speed = self.meter.steps * self.batch_size / seconds
+        speed = self.meter.steps * self.step_size / seconds
         self._event("train", loss=loss, lr=self.lr, images_per_second=speed, epoch=self.epoch)
         self._event("sad", **self.movement.look(self.step))
         self.meter = Meter(self.world.device)
@@ -165,23 +208,52 @@ class Trainer:
             measured.update({f"ema_{name}": value for name, value in metrics.items()} if ema else metrics)
             self._event("eval", metrics=metrics, epoch=self.epoch, ema=ema)
         self.metrics = measured
+        if self.step == self.lengths.total:
+            self._show(*tasks[-1])
         self.evaluated = True
         self.meter.began = time.perf_counter() if self.meter.steps == 0 else self.meter.began
+
+    def _show(self, task: Task, ema: bool) -> None:
+        """Leave something of the evaluation for people to look at."""
+        if self.folder is not None and (files := task.sample_files()):
+            self.folder.write_samples(files)
+            self._event("samples", files=sorted(files), ema=ema)
 
     @torch.no_grad()
     def _measured(self, task: Task) -> dict[str, float]:
         task.eval()
+        task.reset()
         sums: dict[str, Tensor] = {}
         with self.world.silent(task):
             for batch in self.loader.test():
-                with self.precision.autocast():
-                    for name, value in task.measure(self._on_device(batch)).items():
-                        sums[name] = sums[name] + value if name in sums else value
+                for name, value in self._measure(task, self._on_device(batch)).items():
+                    sums[name] = sums[name] + value if name in sums else value
                 if self.world.size == 1:
                     self._look_for_stop()
-        names = sorted(sums)
-        totals = self.world.total(torch.stack([sums[name] for name in names])).tolist()
+                elif self.stop.number:
+                    break  # the others learn of it below
+        self._look_for_stop(always=self.world.size > 1)
+        names = self._measured_by_all(task, list(sums))
+        nothing = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        totals = self.world.total(torch.stack([sums.get(name, nothing) for name in names])).tolist()
         return task.metrics(dict(zip(names, totals, strict=True)))
+
+    def _measured_by_all(self, task: Task, mine: list[str]) -> list[str]:
+        """The names of the sums, also for a process that has had nothing to measure."""
+        everyone = self.world.gathered(mine)
+        if not all(everyone) and any(hasattr(module, "set_reshard_after_forward") for module in task.modules()):
+            # FSDP2 fetches in backward what came before in forward, and would wait for a process that has seen no forward.
+            raise ConfigError("engine.parallel = fsdp: every process needs something to measure; use fewer, more test data, or ddp")
+        return sorted({name for names in everyone for name in names})
+
+    def _measure(self, task: Task, batch: Batch) -> dict[str, Tensor]:
+        def work(batches: list[Batch]) -> dict[str, Tensor]:
+            with self.precision.autocast():
+                return task.measure(self._laid_out(batches[0]))
+
+        if self.graphs is None or self.handle.phase is None or task.measure_on_host:
+            return work([batch])
+        return self.graphs.run((self.handle.phase, task is self.task), work, [batch])
 
     def save(self) -> None:
         """Write a checkpoint of this moment, which lies between two steps."""
@@ -197,7 +269,7 @@ class Trainer:
     def _look_for_stop(self, always: bool = False, saved: bool = False) -> None:
         number = self.stop.number
         if self.world.size > 1:  # asking the others takes time, so not after every step
-            number = self.world.agree(number) if always or self.step % self.log_every == 0 else 0
+            number = self.polls.ask(self.step, number) if always or self.polls.due(self.step) else 0
         if number:
             if not saved:
                 self.save()
@@ -214,3 +286,12 @@ class Trainer:
     def _event(self, name: str, **fields: Any) -> None:
         if self.folder is not None:
             self.folder.event(name, self.step, **fields)
+
+
+def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A batch with every tensor changed, also those in lists and dicts inside of it."""
+    if isinstance(value, dict):
+        return {name: _each(part, change) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_each(part, change) for part in value]
+    return change(value)

@@ -40,7 +40,8 @@ class Movement:
     def look(self, step: int) -> dict[str, Any]:
         """What has changed since the last look; the fields of a `sad` event."""
         masks = packed_masks(self._model)
-        changed = {name: int(differing(self._masks[name], packed)) for name, packed in masks.items()}
+        counts = torch.stack([differing(self._masks[name], packed) for name, packed in masks.items()]).tolist()  # one wait for all
+        changed = dict(zip(masks, counts, strict=True))
         since, self.since, self._masks = self.since, step, masks
         return {"since": since, "changed": changed, "weights": self.weights}
 

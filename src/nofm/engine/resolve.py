@@ -58,7 +58,8 @@ def keys() -> list[str]:
 def says(kind: Any) -> str:
     """A type in words: what is allowed."""
     if typing.get_origin(kind) is typing.Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+        words = list(map(str, typing.get_args(kind)))
+        return words[0] if len(words) == 1 else "one of " + ", ".join(words)
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return " or ".join(says(arg) for arg in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
@@ -75,6 +76,11 @@ def choices(kind: Any) -> list[str] | None:
         if (found := choices(arg)) is not None:
             return found
     return None
+
+
+def takes_numbers(kind: Any) -> bool:
+    """Whether a number is among what a type allows."""
+    return kind in (int, float) or any(map(takes_numbers, typing.get_args(kind)))
 
 
 def near(word: str, allowed: Iterable[str]) -> str:
@@ -138,7 +144,8 @@ def _complaint(problem: dict[str, Any], origins: Origins) -> str:
     allowed = "a group of keys" if kind is None else says(kind)
     hint = ""
     if isinstance(value, str) and kind is not None:
-        if words := choices(kind):
+        words = choices(kind)
+        if words and not (_is_number(value) and takes_numbers(kind)):
             hint = near(value, words)
         elif _is_number(value):
             hint = f"; write it without quotes: {value}"

@@ -1,7 +1,13 @@
-"""Trackers that events are passed on to. Each is imported when it is asked for, and told apart from the rest of the engine by `log`."""
+"""Trackers that events are passed on to. Each is imported when it is asked for, and told apart from the rest of the engine by `log`.
+
+A resumed run goes on in the tracker's own record of it: the folder keeps the name of that in `wandb-run` and `mlflow-run`.
+"""
 
 from __future__ import annotations
 
+import re
+import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +18,7 @@ from ..layers import sites
 from .config import ConfigError
 from .folder import Sink
 
-__all__ = ["SINKS", "make_sink", "scalars"]
+__all__ = ["SINKS", "Guarded", "make_sink", "scalars"]
 
 
 def scalars(event: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -54,10 +60,17 @@ class WandB:
     def __init__(self, folder: Path, config: dict[str, Any], model: nn.Module) -> None:
         import wandb
 
-        self._run: Any = wandb.init(project="nofm", name=folder.name, dir=str(folder), config=config, resume="allow")
+        remembered = folder / "wandb-run"
+        name = _remembered(remembered) or uuid.uuid4().hex[:8]
+        self._run: Any = wandb.init(project="nofm", name=folder.name, dir=str(folder), config=config, id=name, resume="allow")
+        remembered.write_text(name)
+        # Steps as a metric of ours: its own may not go back, as they do in a run that is resumed from its last checkpoint.
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
 
     def log(self, event: dict[str, Any]) -> None:
-        self._run.log(dict(scalars(event)), step=event["step"])
+        if numbers := dict(scalars(event)):
+            self._run.log({**numbers, "step": event["step"]})
 
     def close(self) -> None:
         self._run.finish()
@@ -70,23 +83,69 @@ class MLflow:
         import mlflow
 
         self._mlflow: Any = mlflow
-        self._mlflow.start_run(run_name=folder.name)
-        self._mlflow.log_dict(config, "config.json")
+        remembered = folder / "mlflow-run"
+        run: Any = mlflow.start_run(run_id=_remembered(remembered), run_name=folder.name)
+        remembered.write_text(run.info.run_id)
+        self._status = "KILLED"  # unless an event says otherwise
+        # MLflow keeps the first value of a parameter for good; config.json has the newest.
+        new = {key: value for key, value in _flat(config) if key not in run.data.params}
+        mlflow.log_params(new)
+        mlflow.log_dict(config, "config.json")
 
     def log(self, event: dict[str, Any]) -> None:
         # MLflow allows fewer characters in a name than layers have.
-        self._mlflow.log_metrics({name.replace(":", "_"): value for name, value in scalars(event)}, step=event["step"])
+        if numbers := {re.sub(r"[^\w./ -]", "_", name): value for name, value in scalars(event)}:
+            self._mlflow.log_metrics(numbers, step=event["step"])
+        self._status = {"end": "FINISHED", "error": "FAILED"}.get(event["event"], self._status)
 
     def close(self) -> None:
-        self._mlflow.end_run()
+        self._mlflow.end_run(self._status)
+
+
+def _remembered(file: Path) -> str | None:
+    """The name under which a tracker knows this run, if an earlier part of it was told to it."""
+    return file.read_text().strip() or None if file.exists() else None
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+class Guarded:
+    """A tracker that cannot end the run: where it fails, it is left out from then on, and a warning says so."""
+
+    def __init__(self, name: str, sink: Sink) -> None:
+        self._name, self._sink = name, sink
+        self._works = True
+
+    def log(self, event: dict[str, Any]) -> None:
+        self._try(lambda: self._sink.log(event))
+
+    def close(self) -> None:
+        self._try(self._sink.close)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        if not self._works:
+            return
+        try:
+            call()
+        except Exception as error:  # whatever a server or a full disk on the other side makes of it
+            self._works = False
+            warnings.warn(f"engine.track = {self._name}: {error}; it is told no more of this run, events.jsonl has it all", stacklevel=2)
 
 
 SINKS: dict[str, Callable[[Path, dict[str, Any], nn.Module], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def make_sink(name: str, folder: Path, config: dict[str, Any], model: nn.Module) -> Sink:
-    """A sink by name, or an error that says what to install."""
+    """A sink by name, or an error that says what to install or to set up."""
     try:
-        return SINKS[name](folder, config, model)
+        return Guarded(name, SINKS[name](folder, config, model))
     except ImportError as error:
         raise ConfigError(f"engine.track = {name}: cannot be imported ({error}); install it with pip install {name}") from None
+    except Exception as error:  # not logged in, no such server, ...: each tracker has its own words for it
+        raise ConfigError(f"engine.track = {name}: does not start: {error}") from error

@@ -6,6 +6,7 @@ that is saved is needed: a test drops them one by one and sees the resumed run d
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ def capture(t: Trainer) -> dict[str, Any]:
         "progress": {"step": t.step, "evaluated": t.evaluated, "metrics": dict(t.metrics)},
         "sampler": {"position": t.position},
         "model": _model_state(t.task.model),
-        "optimizer": _optimizer_state(t.optimizer, t.task.model),
+        "optimizer": _optimizer_state(t.optimizer, _trained(t)),
         "schedule": _plain(t.schedule.state_dict()),
         "scaler": t.precision.scaler.state_dict(),
         "average": None if t.average is None else _model_state(t.average.model),
@@ -39,20 +40,20 @@ def capture(t: Trainer) -> dict[str, Any]:
     }
 
 
-def restore(t: Trainer, state: dict[str, Any]) -> None:
+def restore(t: Trainer, state: dict[str, Any], *, allow_change: bool = False) -> None:
     """Put `state` in its places. The network has been built as for a new run."""
-    own = state["processes"].get(str(t.world.rank))
-    if own is None or len(state["processes"]) != t.world.size:
+    count = len(state["processes"])
+    if count != t.world.size and not allow_change:
         raise CheckpointError(
-            f"this checkpoint is of {len(state['processes'])} processes and cannot be resumed exactly by {t.world.size}; "
-            f"start {len(state['processes'])}"
+            f"this checkpoint is of {count} processes and cannot be resumed exactly by {t.world.size}: each has generators of its own; "
+            f"start {count}, or go on with new generators by --allow-change"
         )
     if (state["average"] is None) != (t.average is None):
         raise CheckpointError("engine.ema: the checkpoint and the configuration do not agree whether there is a moving average")
     t.step, t.evaluated, t.metrics = state["progress"]["step"], state["progress"]["evaluated"], dict(state["progress"]["metrics"])
     t.position = state["sampler"]["position"]
     _load_model(t.task.model, state["model"])
-    _load_optimizer(t.optimizer, t.task.model, state["optimizer"])
+    _load_optimizer(t.optimizer, _trained(t), state["optimizer"])
     t.schedule.load_state_dict(state["schedule"])
     t.precision.scaler.load_state_dict(state["scaler"])
     t.handle.load_state_dict(state["method"])
@@ -60,14 +61,21 @@ def restore(t: Trainer, state: dict[str, Any]) -> None:
         _load_model(t.average.model, state["average"])
         t.average.follow(t.task)
     t.movement.load_state_dict(state["sad"])
-    t.meter.load_state_dict(own["meter"])
-    chance.restore(own["chance"], t.world.device)
+    if count == t.world.size:
+        own = state["processes"][str(t.world.rank)]
+        t.meter.load_state_dict(own["meter"])
+        chance.restore(own["chance"], t.world.device)
+    else:
+        # What belongs to single processes cannot be dealt out anew: the log's mean starts afresh, and so does chance.
+        t.processes_before = count
+        chance.seed_all(t.loader.order.seed, t.world.rank, t.step, 2)
 
 
 def _plain(value: Any) -> Any:
-    """A scheduler's state without the objects that some schedulers leave in it."""
+    """A scheduler's state without the objects that some schedulers leave in it, and without milestones, a Counter by step: they
+    follow from the configuration, and would come back as texts, which no step is equal to."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items() if not callable(v)}
+        return {str(k): _plain(v) for k, v in value.items() if not callable(v) and not isinstance(v, Counter)}
     return [_plain(v) for v in value] if isinstance(value, list) else value
 
 
@@ -88,8 +96,13 @@ def _load_model(model: nn.Module, saved: dict[str, Tensor]) -> None:
         shards.local(tensor).copy_(shards.part_of(saved[name].to(tensor.device), tensor))
 
 
-def _optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    names = {id(p): name for name, p in model.named_parameters()}
+def _trained(t: Trainer) -> dict[str, nn.Parameter]:
+    """All that the optimizer may own, by name: the network's parameters and those that the method learns."""
+    return {**dict(t.task.model.named_parameters()), **{f"method:{name}": p for name, p in t.handle.memory.learned.items()}}
+
+
+def _optimizer_state(optimizer: Optimizer, params: dict[str, nn.Parameter]) -> dict[str, Any]:
+    names = {id(p): name for name, p in params.items()}
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     state = {names[id(p)]: {k: _whole(v) for k, v in held.items()} for p, held in optimizer.state.items()}
@@ -100,8 +113,7 @@ def _whole(value: Any) -> Any:
     return shards.whole(value.detach()) if isinstance(value, Tensor) else value
 
 
-def _load_optimizer(optimizer: Optimizer, model: nn.Module, saved: dict[str, Any]) -> None:
-    params = dict(model.named_parameters())
+def _load_optimizer(optimizer: Optimizer, params: dict[str, nn.Parameter], saved: dict[str, Any]) -> None:
     mine = [[name for name, p in params.items() if any(p is q for q in group["params"])] for group in optimizer.param_groups]
     if mine != [list(names) for names in saved["members"]]:
         raise CheckpointError("the optimizer of the checkpoint has other parameters than this network's")
@@ -121,5 +133,7 @@ def _load_optimizer(optimizer: Optimizer, model: nn.Module, saved: dict[str, Any
 
 def _spread_like(value: Any, param: Tensor) -> Any:
     if isinstance(value, Tensor) and value.shape == param.shape and value.dim():
+        if type(param) is nn.Parameter:  # laid out as the weight is: fused optimizers want both alike (channels_last)
+            return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
         return shards.spread(value.to(param.device), param)
     return value

@@ -9,13 +9,14 @@ import platform
 import subprocess
 import time
 import warnings
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..analysis import cost
 from ..errors import NofmError
 from ..methods import attach
 from ..overview import summary
@@ -23,20 +24,32 @@ from ..tasks.base import Task
 from ..version import __version__
 from . import chance, snapshot
 from .average import Average
-from .build import Lengths, image_shape, make_loader, make_method, make_optimizer, make_schedule, make_task, preflight, sparsified_
+from .build import (
+    Lengths,
+    make_loader,
+    make_method,
+    make_optimizer,
+    make_schedule,
+    make_task,
+    preflight,
+    sparsified_,
+    uses_graphs,
+)
 from .checkpoint import Store
 from .config import ConfigError, RunConfig
 from .files import Disk
 from .folder import RunFolder, Sink
+from .graphs import Graphs
 from .loop import Trainer
 from .precision import Precision
+from .problems import problem_of
 from .resolve import differences, to_dict
-from .signals import StopRequest, listening
+from .signals import Stopped, StopRequest, listening
 from .sinks import make_sink
 from .validate import check
-from .world import World, joined_world
+from .world import World, cpu_name, joined_world
 
-__all__ = ["train"]
+__all__ = ["Job", "train", "train_together"]
 
 
 def train(
@@ -58,22 +71,104 @@ def train(
     sinks         where events go besides the folder.
     stop          set by signals (see `signals.listening`); a run without one listens itself.
     """
-    if stop is None:
-        with listening() as request:
-            options: dict[str, Any] = {"resume": resume, "allow_change": allow_change, "sinks": sinks, "stop": request, "disk": disk}
-            return train(config, out, recipe=recipe, command=command, **options)
+    with nullcontext(stop) if stop is not None else listening() as request:
+        steps = _training(Job(config, out, recipe, command, resume, allow_change, sinks, disk), request)
+        return _exhausted(steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A run that `train_together` is to make; fields as the arguments of `train`."""
+
+    config: RunConfig
+    out: Path
+    recipe: str = ""
+    command: Sequence[str] = ()
+    resume: bool = False
+    allow_change: bool = False
+    sinks: Sequence[Sink] = ()
+    disk: Disk | None = None
+
+
+def train_together(jobs: Sequence[Job], *, lanes: int = 4, stop: StopRequest | None = None) -> list[dict[str, float] | NofmError]:
+    """Make several runs in one process, `lanes` at a time, each as if it were alone; the metrics of each, or the error that ended it.
+
+    They take turns step by step. With CUDA graphs a step costs the host little, and small networks then fill a GPU together, where
+    one at a time leaves most of it idle. Without graphs there is nothing to gain, and runs are made one after another. Raises
+    `Stopped` after a signal, when every run has its checkpoint.
+    """
+    lanes = _lanes(jobs, lanes)
+    results: dict[int, dict[str, float] | NofmError] = {}
+    with nullcontext(stop) if stop is not None else listening() as request:
+        waiting = deque(enumerate(jobs))
+        running: deque[tuple[int, Generator[None, None, dict[str, float]]]] = deque()
+        stopped: Stopped | None = None
+        while running or (waiting and stopped is None):
+            while waiting and len(running) < lanes and stopped is None:
+                number, job = waiting.popleft()
+                running.append((number, _training(job, request)))
+            number, steps = running.popleft()
+            try:
+                next(steps)
+                running.append((number, steps))
+            except StopIteration as end:
+                results[number] = end.value
+            except Stopped as asked:
+                stopped = asked
+            except NofmError as error:
+                results[number] = error
+        if stopped is not None:
+            raise stopped
+    return [results[number] for number in range(len(jobs))]
+
+
+def _lanes(jobs: Sequence[Job], lanes: int) -> int:
+    """How many of `jobs` can take turns: all or none, and only with the same settings of torch, which are the process's."""
+    shared = {(job.config.device, job.config.engine.tf32, job.config.engine.deterministic, job.config.engine.threads) for job in jobs}
+    if len(shared) > 1:
+        raise ConfigError("runs in one process need the same device, engine.tf32, engine.deterministic and engine.threads")
+    with joined_world(jobs[0].config.device if jobs else "cpu") as world:
+        return lanes if all(uses_graphs(job.config, world) for job in jobs) else 1
+
+
+def _exhausted(steps: Generator[None, None, dict[str, float]]) -> dict[str, float]:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            metrics: dict[str, float] = end.value
+            return metrics
+
+
+def _training(job: Job, stop: StopRequest) -> Generator[None, None, dict[str, float]]:
+    """A run, pausing after each step; returns its last metrics."""
+    config = job.config
     check(config)
     with joined_world(config.device) as world:
         preflight(config, world)
-        folder = RunFolder(out, resume=resume, disk=disk) if world.first else None
+        with world.first_may_refuse():
+            folder = RunFolder(job.out, resume=job.resume, disk=job.disk) if world.first else None
         try:
-            if folder is not None:
-                _compare_configs(folder, config, allow_change)
-                folder.sinks += sinks
-            return _run(config, world, folder, out, recipe, command, resume, allow_change, stop, disk)
+            with world.first_may_refuse():
+                if folder is not None:
+                    _compare_configs(folder, config, job.allow_change)
+                    folder.sinks += job.sinks
+            trainer, resumed_from = _ready(job, world, folder, stop)
+            yield from _told(trainer.steps(resumed_from), trainer)
+            return trainer.metrics
         finally:
             if folder is not None:
                 folder.close()
+
+
+def _told(steps: Iterator[None], trainer: Trainer) -> Iterator[None]:
+    """`steps`, with an error that ends them in the run's own events."""
+    try:
+        yield from steps
+    except NofmError as error:
+        if trainer.folder is not None:
+            trainer.folder.event("error", trainer.step, message=str(error))
+        raise
 
 
 def _compare_configs(folder: RunFolder, config: RunConfig, allow_change: bool) -> None:
@@ -86,6 +181,13 @@ def _compare_configs(folder: RunFolder, config: RunConfig, allow_change: bool) -
         raise ConfigError(f"--resume: the configuration has changed:\n{lines}\nGive the old values, another --out, or --allow-change")
 
 
+def _compare_companions(folder: RunFolder, now: dict[str, bytes]) -> None:
+    for name, data in now.items():
+        path = folder.path / name
+        if path.exists() and path.read_bytes() != data:
+            raise ConfigError(f"--resume: {path} does not follow from these data; give those that the run was started with")
+
+
 def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Path, stop: StopRequest, disk: Disk | None) -> Trainer:
     """Build everything, in the order in which one part needs another."""
     e = config.engine
@@ -93,17 +195,19 @@ def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Pat
     loader = make_loader(config, world)
     lengths = Lengths(config, loader.order.steps_per_epoch)
     chance.seed_all(config.seed)  # the same starting weights on all processes
-    task = make_task(config)
+    task = make_task(config, loader)
     sparsified_(task.model, config)
     task.to(world.device)
     if e.channels_last:
         task.to(memory_format=torch.channels_last)
     chance.seed_all(config.seed, world.rank, 1)  # and different dropout
+    average = None if e.ema is None else Average(task, e.ema)  # before the task is spread: shards cannot be copied
+    if average is not None and e.parallel == "fsdp":
+        world.spread(average.task, e.parallel)  # an average of its own shards on each process
     wrapped = world.spread(task, e.parallel)
-    average = None if e.ema is None else Average(task, e.ema)
-    optimizer = make_optimizer(config, task.model.parameters())
+    optimizer = make_optimizer(config, task.model.parameters(), fused=world.device.type == "cuda" and e.parallel == "ddp")
     schedule = make_schedule(config, optimizer, lengths)
-    handle = attach(make_method(config), task.model, optimizer)
+    handle = attach(make_method(config, lengths), task.model, optimizer)
     return Trainer(
         world=world,
         task=task,
@@ -115,13 +219,16 @@ def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Pat
         handle=handle,
         lengths=lengths,
         accumulate=e.accumulate,
-        batch_size=e.batch_size,
+        step_size=problem_of(config).step_size(config, loader),
+        unit=problem_of(config).unit,
+        items=problem_of(config).items,
         log_every=e.log_every,
         channels_last=e.channels_last,
         average=average,
         store=Store(out / "checkpoints", e.keep, disk=disk) if world.first else None,
         folder=folder,
         stop=stop,
+        graphs=Graphs(optimizer, world.device) if uses_graphs(config, world) else None,
     )
 
 
@@ -136,48 +243,39 @@ def _set_torch(config: RunConfig) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def _run(
-    config: RunConfig,
-    world: World,
-    folder: RunFolder | None,
-    out: Path,
-    recipe: str,
-    command: Sequence[str],
-    resume: bool,
-    allow_change: bool,
-    stop: StopRequest,
-    disk: Disk | None,
-) -> dict[str, float]:
-    trainer = _prepare(config, world, folder, out, stop, disk)
+def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) -> tuple[Trainer, int | None]:
+    """A trainer in its folder, and the step that it goes on from, where it does."""
+    config = job.config
+    trainer = _prepare(config, world, folder, job.out, stop, job.disk)
     resumed_from: int | None = None
     fresh = folder is None or not (folder.path / "run.json").exists()
+    with world.first_may_refuse():
+        if folder is not None and not fresh and not job.allow_change:
+            _compare_companions(folder, problem_of(config).companions(trainer.loader))
     if folder is not None:
         values = to_dict(dataclasses.replace(config, out=str(folder.path)))
-        if fresh or allow_change:
-            facts = _facts(config, trainer.task, trainer.world, recipe, command)
+        if fresh or job.allow_change:
+            facts = _facts(config, trainer.task, trainer.world, job.recipe, job.command)
+            for name, data in problem_of(config).companions(trainer.loader).items():
+                folder.write(name, data)
             folder.write("run.json", json.dumps({**facts, "config": values}, indent=1).encode())
         folder.sinks += [make_sink(name, folder.path, values, trainer.task.model) for name in config.engine.track]
-    if resume:
+    if job.resume:
         trainer.world.wait()
-        store = trainer.store or Store(out / "checkpoints")
+        store = trainer.store or Store(job.out / "checkpoints")
         state = store.load() if store.latest() is not None else None
         resumed_from = 0 if not fresh else None
         if state is not None:
-            snapshot.restore(trainer, state)
+            snapshot.restore(trainer, state, allow_change=job.allow_change)
             resumed_from = trainer.step
-    try:
-        return trainer.run(resumed_from)
-    except NofmError as error:
-        if folder is not None:
-            folder.event("error", trainer.step, message=str(error))
-        raise
+    return trainer, resumed_from
 
 
 def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Sequence[str]) -> dict[str, Any]:
     """All of run.json but the configuration."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        counted = None if config.engine.parallel == "fsdp" else cost(task.model, (1, *image_shape(config)))
+        counted = None if config.engine.parallel == "fsdp" else problem_of(config).cost(config, task)
     fields = ("params", "params_sparse", "weights", "weights_sparse", "macs", "macs_sparse")
     cuda = world.device.type == "cuda"
     return {
@@ -185,11 +283,11 @@ def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Se
         "recipe": recipe,
         "command": list(command),
         "seed": config.seed,
-        "versions": {"nofm": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+        "versions": {"nofm": __version__, "torch": str(torch.__version__), "python": platform.python_version(), **task.versions()},
         "commit": _commit(),
         "hardware": {
             "device": str(world.device),
-            "name": torch.cuda.get_device_name(world.device) if cuda else platform.processor() or platform.machine(),
+            "name": torch.cuda.get_device_name(world.device) if cuda else cpu_name(),
             "cpus": os.cpu_count(),
             "world_size": world.size,
         },

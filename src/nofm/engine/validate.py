@@ -8,61 +8,56 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from ..errors import PatternError
 from ..patterns import Pattern
+from .complaints import Complaints, number, value_of
 from .config import ConfigError, RunConfig
+from .problems import PROBLEMS
 from .resolve import Origins, explain, near
 
-__all__ = ["METHOD_OPTIONS", "MODEL_PREFIXES", "OWN_MODELS", "check"]
-
-Problems: TypeAlias = Iterator[tuple[str, str]]
+__all__ = ["METHOD_OPTIONS", "UNSTRUCTURED", "check"]
 
 # The options of each method of nofm.METHODS, which cannot be asked before torch is loaded. A test holds the two together.
 METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
     "dense": (),
     "ste": (),
-    "srste": ("decay", "refine", "placement"),
+    "srste": ("decay", "refine", "placement", "target", "probe"),
     "asp": ("prune_at",),
+    "set": ("sparsity", "allocation", "seed", "every", "end_at", "drop"),
+    "rigl": ("sparsity", "allocation", "seed", "every", "end_at", "drop"),
+    "snfs": ("sparsity", "allocation", "seed", "every", "end_at", "drop", "smoothing"),
+    "dsr": ("sparsity", "allocation", "seed", "every", "end_at", "drop", "threshold", "tolerance"),
+    "deepr": ("sparsity", "allocation", "seed", "l1", "temperature"),
+    "gmp": ("sparsity", "begin_at", "end_at", "every", "allocation"),
+    "str": ("initial",),
+    "ste_unstructured": ("sparsity", "allocation"),
+    "dnw": ("sparsity", "allocation"),
+    "snip": ("sparsity", "batches"),
+    "lottery": ("sparsity", "rounds", "every", "rewind_to", "allocation"),
 }
-OWN_MODELS = ("cnn", "cifar/resnet20", "cifar/resnet32", "cifar/resnet18")
-MODEL_PREFIXES = ("torchvision/", "timm/")
+# Those that prune anywhere in a layer.
+UNSTRUCTURED = ("set", "rigl", "snfs", "dsr", "deepr", "gmp", "str", "ste_unstructured", "dnw", "snip", "lottery")
+OPTIMIZER_OPTIONS: dict[str, tuple[str, ...]] = {"sgd": ("momentum", "nesterov"), "adam": ("betas", "eps"), "adamw": ("betas", "eps")}
+SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "cosine": ("final",),
+    "step": ("milestones", "gamma"),
+    "onecycle": ("shape",),
+    "constant": (),
+    "inverse_sqrt": (),
+}
 
 
 def check(config: RunConfig, origins: Origins | None = None) -> None:
     """Raise `ConfigError` with every problem of `config`."""
-    found = [problem for room in (_top, _task, _model, _data, _sparsity, _optim, _schedule, _engine) for problem in room(config)]
+    found = [problem for room in (_top, _problem, _sparsity, _optim, _schedule, _engine) for problem in room(config)]
     if found:
-        raise ConfigError("\n".join(explain(origins or {}, key, _value(config, key), problem) for key, problem in found))
+        raise ConfigError("\n".join(explain(origins or {}, key, value_of(config, key), problem) for key, problem in found))
 
 
-def _value(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
-
-
-def _number(
-    key: str, value: float | None, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = True
-) -> Problems:
-    """One number in its range."""
-    if value is None:
-        return
-    above = value > low if open_low else value >= low
-    below = value < high if open_high else value <= high
-    if not (above and below):  # a NaN is neither
-        left = f"{low:g} < " if open_low else f"{low:g} <= "
-        right = "" if high == math.inf else f" < {high:g}" if open_high else f" <= {high:g}"
-        name = key.rpartition(".")[2]
-        allowed = f"{left}{name}{right}" if right else f"{name} {'>' if open_low else '>='} {low:g}, and finite"
-        yield key, f"must be {allowed}"
-
-
-def _top(c: RunConfig) -> Problems:
-    yield from _number("seed", c.seed, 0, 2**32)
+def _top(c: RunConfig) -> Complaints:
+    yield from number("seed", c.seed, 0, 2**32)
     kind, _, index = c.device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())) or c.device.endswith(":"):
         yield "device", f"must be auto, cpu, cuda or cuda:N{near(kind, ('auto', 'cpu', 'cuda'))}"
@@ -77,58 +72,21 @@ def _top(c: RunConfig) -> Problems:
                 yield "out", f"cannot be written: {home} is not a folder that can be written to"
 
 
-def _task(c: RunConfig) -> Problems:
-    yield from _number("task.label_smoothing", c.task.label_smoothing, 0, 1)
-
-
-def _model(c: RunConfig) -> Problems:
-    m = c.model
-    own = m.name in OWN_MODELS
-    if not own and not (m.name.startswith(MODEL_PREFIXES) and m.name.partition("/")[2]):
-        yield "model.name", f"must be {', '.join(OWN_MODELS)}, torchvision/NAME or timm/NAME{near(m.name, OWN_MODELS)}"
-    yield from _number("model.width", m.width, 1)
-    yield from _number("model.dropout", m.dropout, 0, 1)
-    if m.norm == "group" and m.width is not None and m.width % 4:
-        yield "model.width", "must be divisible by 4 with model.norm group, which has groups of channels"
-    if not own:
-        for name in ("width", "dropout", "norm"):
-            if getattr(m, name) is not None:
-                yield f"model.{name}", f"has no effect on {m.name}; it belongs to {', '.join(OWN_MODELS)}"
-    elif m.pretrained:
-        yield "model.pretrained", f"has no effect on {m.name}, which has no published weights; it belongs to torchvision/ and timm/ models"
-
-
-def _data(c: RunConfig) -> Problems:
-    d = c.data
-    if d.name == "digits" and d.root is not None:
-        yield "data.root", "has no effect on digits, which come with scikit-learn"
-    if d.name != "digits":
-        if d.root is None:
-            yield "data.root", f"{d.name} needs the folder of its files: --data.root PATH"
-        elif not Path(d.root).is_dir():
-            parent = Path(d.root).parent
-            siblings = [str(p) for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-            yield "data.root", f"no such folder{near(d.root, siblings)}"
-    if d.name == "folder":
-        if d.loader == "resident":
-            yield "data.loader", "must be workers for a folder of images, which does not fit on a device"
-        if d.crop:
-            yield "data.crop", "has no effect on a folder of images, which is cut at random anyway; allowed: 0"
-        if d.root is not None and Path(d.root).is_dir():
-            for part in ("train", "val"):
-                folder = Path(d.root, part)
-                if not folder.is_dir() or not any(p.is_dir() for p in folder.iterdir()):
-                    yield "data.root", f"needs {part}/CLASS/ folders with images in it, as ImageNet is laid out"
+def _problem(c: RunConfig) -> Complaints:
+    """What its task says, and settings that only other tasks have."""
+    usual, kind = RunConfig(), c.task.kind
+    for key in dict.fromkeys(key for problem in PROBLEMS.values() for key in problem.fields):
+        if value_of(c, key) != value_of(usual, key) and key not in PROBLEMS[kind].fields:
+            owners = [other for other, problem in PROBLEMS.items() if key in problem.fields]
+            yield key, f"has no effect on {kind}; it belongs to {', '.join(owners)}"
+    if c.data.name not in PROBLEMS[kind].data:
+        owners = [other for other, problem in PROBLEMS.items() if c.data.name in problem.data]
+        yield "data.name", f"must be {', '.join(PROBLEMS[kind].data)} for {kind}; it belongs to {', '.join(owners)}"
     else:
-        if d.size is not None:
-            yield "data.size", f"has no effect on {d.name}, whose images have one size"
-        if d.corrupt == "skip":
-            yield "data.corrupt", f"has no effect on {d.name}: only a folder of images can skip one; allowed: error"
-    yield from _number("data.size", d.size, 8)
-    yield from _number("data.crop", d.crop, 0, 16, open_high=False)
+        yield from PROBLEMS[kind].check(c)
 
 
-def _sparsity(c: RunConfig) -> Problems:
+def _sparsity(c: RunConfig) -> Complaints:
     s = c.sparsity
     if s.pattern is None and not s.rules:
         yield "sparsity.pattern", 'must be N:M such as "2:4", or give sparsity.rules; a dense baseline is sparsity.method.kind dense'
@@ -157,58 +115,119 @@ def _sparsity(c: RunConfig) -> Problems:
     yield from _method(c)
 
 
-def _method(c: RunConfig) -> Problems:
+def _method(c: RunConfig) -> Complaints:
     m = c.sparsity.method
     if m.kind not in METHOD_OPTIONS:
         yield "sparsity.method.kind", f"must be one of {', '.join(METHOD_OPTIONS)}{near(m.kind, METHOD_OPTIONS)}"
         return
     for name in dict.fromkeys(option for options in METHOD_OPTIONS.values() for option in options):
         if getattr(m, name) is not None and name not in METHOD_OPTIONS[m.kind]:
-            owner = next(kind for kind, options in METHOD_OPTIONS.items() if name in options)
-            mine = ", ".join(METHOD_OPTIONS[m.kind]) or "no options"
-            yield f"sparsity.method.{name}", f"has no effect on {m.kind}, which has {mine}; it belongs to {owner}"
-    if m.decay is not None and not math.isfinite(m.decay):
-        yield "sparsity.method.decay", "must be finite; the paper uses 2e-4"
-    elif m.decay is not None and c.optim.lr * m.decay >= 1:
+            yield f"sparsity.method.{name}", _without_effect(m.kind, name, METHOD_OPTIONS)
+    if m.kind in UNSTRUCTURED:
+        for key, patterns in (("pattern", [c.sparsity.pattern]), ("rules", [rule.rpartition("=")[2] for rule in c.sparsity.rules])):
+            if any(pattern not in ("1:1", "dense", None) for pattern in patterns):
+                yield f"sparsity.{key}", f"must be 1:1 for {m.kind}, which prunes anywhere in a layer: it only says which layers"
+    yield from _pruning(c)
+    decay = None if m.decay == "auto" else m.decay
+    if decay is not None and not math.isfinite(decay):
+        yield "sparsity.method.decay", "must be finite, or auto; the paper uses 2e-4"
+    elif decay is not None and c.optim.lr * decay >= 1:
         yield "sparsity.method.decay", f"must be below 1 / optim.lr = {1 / c.optim.lr:g}, or pruned weights swing instead of shrinking"
-    yield from _number("sparsity.method.prune_at", m.prune_at, 0)
-    if m.prune_at is not None and c.engine.steps is not None and m.prune_at > c.engine.steps:
-        yield "sparsity.method.prune_at", f"comes after the last step, {c.engine.steps}: nothing would be pruned"
+    yield from number("sparsity.method.prune_at", m.prune_at, 0)
+    length, unit = _length(c)
+    if m.prune_at is not None and length is not None and m.prune_at > length:
+        yield "sparsity.method.prune_at", f"comes after the end of the run, {length:g} {unit}: nothing would be pruned"
+    for name in ("sparsity", "drop", "smoothing", "tolerance"):
+        yield from number(f"sparsity.method.{name}", getattr(m, name), 0, 1, open_low=True)
+    for name in ("every", "end_at"):
+        yield from number(f"sparsity.method.{name}", getattr(m, name), 0, open_low=True)
+    if unit == "steps":
+        for name in ("probe", "prune_at", "every", "begin_at", "end_at", "rewind_to"):
+            if (value := getattr(m, name)) is not None and value != int(value):
+                yield f"sparsity.method.{name}", "must be a whole number: this run counts in steps"
+    for name in ("l1", "temperature", "seed"):
+        yield from number(f"sparsity.method.{name}", getattr(m, name), 0)
+    yield from number("sparsity.method.threshold", m.threshold, 0, open_low=True)
 
 
-def _optim(c: RunConfig) -> Problems:
+def _pruning(c: RunConfig) -> Complaints:
+    """What belongs to methods that prune by rank, and to the search for a decay."""
+    m = c.sparsity.method
+    length, unit = _length(c)
+    for name, least in (("begin_at", 0), ("rewind_to", 0), ("batches", 1), ("rounds", 1), ("probe", 8 if unit == "steps" else 0)):
+        yield from number(f"sparsity.method.{name}", getattr(m, name), least)
+    yield from number("sparsity.method.target", m.target, 0, 1, open_low=True)
+    if m.initial is not None and not math.isfinite(m.initial):
+        yield "sparsity.method.initial", "must be finite; the paper of STR starts at -3200"
+    for name in ("target", "probe"):
+        if m.kind == "srste" and getattr(m, name) is not None and m.decay != "auto":
+            yield f"sparsity.method.{name}", "has no effect without sparsity.method.decay auto"
+    if m.decay == "auto" and m.placement == "backward":
+        yield "sparsity.method.placement", "must be gradient or decoupled with decay auto, which backward does not know"
+    if m.allocation == "global" and m.kind in ("set", "rigl", "snfs", "dsr", "deepr"):
+        yield "sparsity.method.allocation", f"must be uniform or erk for {m.kind}, which has a budget for each layer"
+    # Defaults of the papers are for runs of theirs; one that a run never comes to would leave it dense without a word.
+    for kind, name, what in (("gmp", "end_at", "sparsity is reached"), ("lottery", "every", "the first training ends")):
+        if m.kind == kind and getattr(m, name) is None:
+            yield f"sparsity.method.{name}", f"must say when {what}, in {unit}"
+    last = {"gmp": m.end_at, "lottery": m.every, "srste": m.probe}.get(m.kind)
+    if last is not None and length is not None and last > length:
+        name = {"gmp": "end_at", "lottery": "every", "srste": "probe"}[m.kind]
+        yield f"sparsity.method.{name}", f"comes after the end of the run, {length:g} {unit}"
+    if m.kind == "gmp" and m.end_at is not None and (m.begin_at or 0) > m.end_at:
+        yield "sparsity.method.begin_at", f"must not be above end_at, {m.end_at}"
+    if m.kind == "lottery" and m.every is not None and (m.rewind_to or 0) >= m.every:
+        yield "sparsity.method.rewind_to", f"must be below every, {m.every}: the first training ends there"
+
+
+def _length(c: RunConfig) -> tuple[float | None, str]:
+    """How long the run is, and in what."""
+    return (c.engine.epochs, "epochs") if c.engine.epochs is not None else (c.engine.steps, "steps")
+
+
+def _without_effect(kind: str, name: str, owned: dict[str, tuple[str, ...]]) -> str:
+    owners = ", ".join(other for other, options in owned.items() if name in options)
+    mine = ", ".join(owned[kind]) or "no options of its own"
+    return f"has no effect on {kind}, which has {mine}; it belongs to {owners}"
+
+
+def _optim(c: RunConfig) -> Complaints:
     o = c.optim
-    yield from _number("optim.lr", o.lr, 0, open_low=True)
-    yield from _number("optim.weight_decay", o.weight_decay, 0)
-    yield from _number("optim.momentum", o.momentum, 0, 1)
-    yield from _number("optim.eps", o.eps, 0, open_low=True)
+    yield from number("optim.lr", o.lr, 0, open_low=True)
+    yield from number("optim.weight_decay", o.weight_decay, 0)
+    yield from number("optim.momentum", o.momentum, 0, 1)
+    yield from number("optim.eps", o.eps, 0, open_low=True)
     if o.betas is not None and not all(0 <= b < 1 for b in o.betas):
         yield "optim.betas", "must both be 0 <= beta < 1"
-    if o.kind == "sgd":
-        for name in ("betas", "eps"):
-            if getattr(o, name) is not None:
-                yield f"optim.{name}", "has no effect on sgd; it belongs to adam, adamw"
-    else:
-        if o.momentum is not None:
-            yield "optim.momentum", f"has no effect on {o.kind}, which has betas; it belongs to sgd"
-        if o.nesterov:
-            yield "optim.nesterov", f"has no effect on {o.kind}; it belongs to sgd"
+    for name in dict.fromkeys(option for options in OPTIMIZER_OPTIONS.values() for option in options):
+        value = getattr(o, name)
+        if value is not None and value is not False and name not in OPTIMIZER_OPTIONS[o.kind]:
+            yield f"optim.{name}", _without_effect(o.kind, name, OPTIMIZER_OPTIONS)
     if o.nesterov and o.momentum == 0:
         yield "optim.nesterov", "needs optim.momentum above 0"
 
 
-def _schedule(c: RunConfig) -> Problems:
-    s, length = c.schedule, c.engine.epochs if c.engine.epochs is not None else c.engine.steps
-    unit = "epochs" if c.engine.epochs is not None else "steps"
-    yield from _number("schedule.warmup", s.warmup, 0)
-    yield from _number("schedule.final", s.final, 0)
-    yield from _number("schedule.gamma", s.gamma, 0, 1, open_low=True)
+def _schedule(c: RunConfig) -> Complaints:
+    s, (length, unit) = c.schedule, _length(c)
+    yield from number("schedule.warmup", s.warmup, 0)
+    yield from number("schedule.final", s.final, 0)
+    yield from number("schedule.gamma", s.gamma, 0, 1, open_low=True)
     if length is not None and s.warmup >= length > 0:
         yield "schedule.warmup", f"must end before the run does, after {length:g} {unit}"
-    if s.kind != "cosine" and s.final:
-        yield "schedule.final", f"has no effect on {s.kind}; it belongs to cosine"
-    elif s.final > c.optim.lr:
+    if s.kind == "inverse_sqrt" and s.warmup < (1 if unit == "steps" else 1e-9):
+        yield "schedule.warmup", f"must be above 0 {unit} with inverse_sqrt, whose rate falls from the end of the warm-up on"
+    if s.kind == "cosine" and s.final > c.optim.lr:
         yield "schedule.final", f"must not be above optim.lr = {c.optim.lr:g}"
+    for name in dict.fromkeys(option for options in SCHEDULE_OPTIONS.values() for option in options):
+        if getattr(s, name) not in ((), None, 0.0) and name not in SCHEDULE_OPTIONS[s.kind]:
+            yield f"schedule.{name}", _without_effect(s.kind, name, SCHEDULE_OPTIONS)
+    if s.kind != "cosine" and s.restarts:
+        yield "schedule.restarts", f"have no effect on {s.kind}; they belong to cosine"
+    if list(s.restarts) != sorted(set(s.restarts)):
+        yield "schedule.restarts", "must grow from one to the next"
+    for restart in s.restarts:
+        if length is not None and not s.warmup < restart < length:
+            yield "schedule.restarts", f"{restart:g} is not inside the run, from the end of warm-up {s.warmup:g} to {length:g} {unit}"
     if s.kind == "step":
         if not s.milestones:
             yield "schedule.milestones", f"must say after how many {unit} the learning rate drops"
@@ -220,34 +239,24 @@ def _schedule(c: RunConfig) -> Problems:
                     "schedule.milestones",
                     f"{milestone:g} is not inside the run, from the end of warm-up {s.warmup:g} to {length:g} {unit}",
                 )
-    else:
-        for name, value in (("milestones", s.milestones), ("gamma", s.gamma)):
-            if value not in ((), None):
-                yield f"schedule.{name}", f"has no effect on {s.kind}; it belongs to step"
 
 
-def _engine(c: RunConfig) -> Problems:
+def _engine(c: RunConfig) -> Complaints:
     e = c.engine
     if (e.epochs is None) == (e.steps is None):
         yield "engine.epochs", "give either engine.epochs or engine.steps: " + ("both are set" if e.steps is not None else "neither is set")
-    yield from _number("engine.epochs", e.epochs, 0, open_low=True)
+    yield from number("engine.epochs", e.epochs, 0, open_low=True)
     for name in ("steps", "batch_size", "accumulate", "keep", "log_every", "threads"):
-        yield from _number(f"engine.{name}", getattr(e, name), 1)
-    yield from _number("engine.workers", e.workers, 0, 1024)
-    yield from _number("engine.histogram_every", e.histogram_every, 0)
-    yield from _number("engine.clip", e.clip, 0, open_low=True)
-    yield from _number("engine.ema", e.ema, 0, 1, open_low=True)
+        yield from number(f"engine.{name}", getattr(e, name), 1)
+    yield from number("engine.workers", e.workers, 0, 1024)
+    yield from number("engine.histogram_every", e.histogram_every, 0)
+    yield from number("engine.clip", e.clip, 0, open_low=True)
+    yield from number("engine.ema", e.ema, 0, 1, open_low=True)
     for name in ("eval_every", "checkpoint_every"):
-        yield from _number(f"engine.{name}", getattr(e, name), 0, open_low=True)
+        yield from number(f"engine.{name}", getattr(e, name), 0, open_low=True)
         value = getattr(e, name)
         if e.steps is not None and value is not None and value != int(value if math.isfinite(value) else 0):
             yield f"engine.{name}", "must be whole where the run is measured in steps"
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if e.accumulate >= 1 and e.batch_size >= 1 and e.batch_size % (e.accumulate * world):
-        yield (
-            "engine.batch_size",
-            f"must be divisible by engine.accumulate {e.accumulate} x processes {world}: it is the batch of all of them",
-        )
     if e.precision == "fp16" and c.device == "cpu":
         yield "engine.precision", "fp16 needs a CUDA device; allowed on the CPU: fp32, bf16"
     if e.workers and c.data.loader == "resident":
@@ -256,7 +265,7 @@ def _engine(c: RunConfig) -> Problems:
         yield "engine.histogram_every", "has no effect without tensorboard in engine.track"
     if len(set(e.track)) < len(e.track):
         yield "engine.track", "names a tracker twice"
-    if e.parallel == "fsdp" and e.ema is not None:
-        yield "engine.ema", "is not kept for fsdp shards; use engine.parallel ddp, or no engine.ema"
-    if e.parallel == "fsdp" and world == 1:
+    if e.parallel == "fsdp" and (why := PROBLEMS[c.task.kind].not_sharded) is not None:
+        yield "engine.parallel", f"{why}; use ddp"
+    elif e.parallel == "fsdp" and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield "engine.parallel", "fsdp needs several processes: start with torchrun --nproc-per-node N -m nofm train ..."

@@ -1,0 +1,61 @@
+"""How a check complains: it yields (key, what is wrong with the value). Shared by `validate` and the problems. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .config import RunConfig
+from .resolve import near
+
+__all__ = ["Complaints", "batch_divides", "folder", "number", "value_of"]
+
+Complaints: TypeAlias = Iterator[tuple[str, str]]
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value of a dotted key."""
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def number(
+    key: str, value: float | None, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = True
+) -> Complaints:
+    """One number in its range; None is in any."""
+    if value is None:
+        return
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    if not (above and below):  # a NaN is neither
+        left = f"{low:g} < " if open_low else f"{low:g} <= "
+        right = "" if high == math.inf else f" < {high:g}" if open_high else f" <= {high:g}"
+        name = key.rpartition(".")[2]
+        allowed = f"{left}{name}{right}" if right else f"{name} {'>' if open_low else '>='} {low:g}, and finite"
+        yield key, f"must be {allowed}"
+
+
+def folder(c: RunConfig) -> Complaints:
+    """data.root is there."""
+    d = c.data
+    if d.root is None:
+        yield "data.root", f"{d.name} needs the folder of its files: --data.root PATH"
+    elif not Path(d.root).is_dir():
+        parent = Path(d.root).parent
+        siblings = [str(p) for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+        yield "data.root", f"no such folder{near(d.root, siblings)}"
+
+
+def batch_divides(c: RunConfig) -> Complaints:
+    """Where a batch is a number of examples, all processes and micro-batches have as many of them."""
+    e = c.engine
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if e.accumulate >= 1 and e.batch_size >= 1 and e.batch_size % (e.accumulate * world):
+        yield (
+            "engine.batch_size",
+            f"must be divisible by engine.accumulate {e.accumulate} x processes {world}: it is the batch of all of them",
+        )

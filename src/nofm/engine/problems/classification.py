@@ -1,0 +1,178 @@
+"""Images and their classes: small data on the device, or a folder laid out as ImageNet is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..complaints import Complaints, batch_divides, folder, number
+from ..config import ConfigError, RunConfig
+from ..resolve import near
+from .base import Problem
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...analysis import Cost
+    from ...data.loader import Loader
+    from ...tasks.base import Task
+    from ..world import World
+
+__all__ = ["MODEL_PREFIXES", "OWN_MODELS", "SMALL_MODELS", "Classification"]
+
+SMALL_MODELS = ("cnn", "cifar/resnet20", "cifar/resnet32", "cifar/resnet18")
+OWN_MODELS = (*SMALL_MODELS, "resnet50x1.25")
+MODEL_PREFIXES = ("torchvision/", "timm/")
+_SHAPES = {"digits": (1, 8, 8), "fashion": (1, 28, 28), "cifar10": (3, 32, 32)}
+
+
+class Classification(Problem):
+    """Networks of nofm, torchvision and timm on images."""
+
+    fields = (
+        "task.label_smoothing",
+        "model.width",
+        "model.dropout",
+        "model.norm",
+        "model.pretrained",
+        "data.size",
+        "data.crop",
+        "data.flip",
+        "data.loader",
+        "data.corrupt",
+    )
+    data = ("digits", "fashion", "cifar10", "folder")
+
+    # ---- settings ----
+
+    def check(self, c: RunConfig) -> Complaints:
+        yield from number("task.label_smoothing", c.task.label_smoothing, 0, 1)
+        yield from self._check_model(c)
+        yield from self._check_data(c)
+        yield from batch_divides(c)
+
+    def _check_model(self, c: RunConfig) -> Complaints:
+        m = c.model
+        own = m.name in OWN_MODELS
+        if not own and not (m.name.startswith(MODEL_PREFIXES) and m.name.partition("/")[2]):
+            yield "model.name", f"must be {', '.join(OWN_MODELS)}, torchvision/NAME or timm/NAME{near(m.name, OWN_MODELS)}"
+        yield from number("model.width", m.width, 1)
+        yield from number("model.dropout", m.dropout, 0, 1)
+        if m.norm not in ("batch", "group", None):
+            yield "model.norm", "must be batch or group for classification"
+        if m.norm == "group" and m.width is not None and m.width % 4:
+            yield "model.width", "must be divisible by 4 with model.norm group, which has groups of channels"
+        if m.name not in SMALL_MODELS:
+            for name in ("width", "dropout", "norm"):
+                if getattr(m, name) is not None:
+                    yield f"model.{name}", f"has no effect on {m.name}; it belongs to {', '.join(SMALL_MODELS)}"
+        if own and m.pretrained:
+            yield (
+                "model.pretrained",
+                f"has no effect on {m.name}, which has no published weights; it belongs to torchvision/ and timm/ models",
+            )
+
+    def _check_data(self, c: RunConfig) -> Complaints:
+        d = c.data
+        if d.name != "digits":
+            yield from folder(c)
+        elif d.root is not None:
+            yield "data.root", "has no effect on digits, which come with scikit-learn"
+        if d.name == "folder":
+            if d.loader == "resident":
+                yield "data.loader", "must be workers for a folder of images, which does not fit on a device"
+            if d.crop:
+                yield "data.crop", "has no effect on a folder of images, which is cut at random anyway; allowed: 0"
+            if d.root is not None and Path(d.root).is_dir():
+                for part in ("train", "val"):
+                    there = Path(d.root, part)
+                    if not there.is_dir() or not any(p.is_dir() for p in there.iterdir()):
+                        yield "data.root", f"needs {part}/CLASS/ folders with images in it, as ImageNet is laid out"
+        else:
+            if d.size is not None:
+                yield "data.size", f"has no effect on {d.name}, whose images have one size"
+            if d.corrupt == "skip":
+                yield "data.corrupt", f"has no effect on {d.name}: only a folder of images can skip one; allowed: error"
+        yield from number("data.size", d.size, 8)
+        yield from number("data.crop", d.crop, 0, 16, open_high=False)
+
+    # ---- network ----
+
+    def draft(self, c: RunConfig) -> nn.Module:
+        m, classes = c.model, _classes(c)
+        if m.pretrained and m.name.startswith("torchvision/") and classes != 1000:
+            raise ConfigError(
+                f"model.pretrained = true: torchvision's weights are for 1000 classes, these data have {classes}; use a timm/ model"
+            )
+        model = _model(c, pretrained=False)
+        if m.name not in OWN_MODELS:  # of which it is known; without memory a forward makes torch import its compiler
+            _try_forward(m.name, model, _shape(c), classes)
+        return model
+
+    def task(self, c: RunConfig, loader: Any) -> Task:
+        from ...tasks.classification import Classification as ClassificationTask
+
+        return ClassificationTask(_model(c, pretrained=c.model.pretrained), c.task.label_smoothing)
+
+    def cost(self, c: RunConfig, task: Task) -> Cost | None:
+        from ...analysis import cost
+
+        return cost(task.model, (1, *_shape(c)))
+
+    # ---- data ----
+
+    def loader(self, c: RunConfig, world: World) -> Loader:
+        from ...data.arrays import read_arrays
+        from ...data.loader import ResidentLoader
+        from ...data.order import Order, Share
+
+        d, e = c.data, c.engine
+        share = Share(world.rank, world.size, e.accumulate)
+        if d.loader == "resident":
+            arrays = read_arrays(d.name, d.root)
+            order = Order(len(arrays.train_labels), e.batch_size, c.seed)
+            return ResidentLoader(arrays, order, share, world.device, d.crop, d.flip)
+
+        from ...data.workers import ArrayImages, FolderImages, WorkerLoader
+
+        images: ArrayImages | FolderImages
+        if d.name == "folder":
+            images = FolderImages(d.root or "", d.size or 224, d.flip)
+        else:
+            images = ArrayImages(read_arrays(d.name, d.root), d.crop, d.flip)
+        order = Order(images.train_size, e.batch_size, c.seed)
+        return WorkerLoader(images, order, share, e.workers, world.device.type == "cuda", d.corrupt == "skip")
+
+
+def _shape(c: RunConfig) -> tuple[int, int, int]:
+    """Channels, height and width of the images."""
+    size = c.data.size or 224
+    return _SHAPES.get(c.data.name, (3, size, size))
+
+
+def _classes(c: RunConfig) -> int:
+    if c.data.name != "folder":
+        return 10
+    return sum(entry.is_dir() for entry in Path(c.data.root or "", "train").iterdir())
+
+
+def _model(c: RunConfig, *, pretrained: bool) -> nn.Module:
+    from ...tasks.models import build_model
+
+    m = c.model
+    options = {"width": m.width, "dropout": m.dropout, "norm": m.norm}
+    return build_model(m.name, _classes(c), _shape(c)[0], pretrained=pretrained, **options)
+
+
+def _try_forward(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """Raise unless the network takes the images and gives one score for each class."""
+    import torch
+
+    try:
+        with torch.no_grad():  # in training mode, in which some networks give more than scores
+            out = model(torch.empty(2, *shape))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        size = "x".join(map(str, shape))
+        raise ConfigError(f"model.name = {name}: does not take images of {size}: {str(error).splitlines()[0]}") from None
+    if tuple(getattr(out, "shape", ())) != (2, classes):
+        raise ConfigError(f"model.name = {name}: does not give one score for each of {classes} classes; classification needs such a model")

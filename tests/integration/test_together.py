@@ -1,0 +1,65 @@
+"""Several runs in one process: each ends as if it had been alone, an error of one is its own, and a signal stops all of them safely."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from short_runs import digests
+from small_runs import SMALL, changed
+
+from nofm.engine.config import ConfigError, MethodConfig
+from nofm.engine.signals import Stopped, StopRequest
+from nofm.engine.train import Job, train, train_together
+from nofm.errors import NofmError
+
+DROPOUT = changed(SMALL, model={"dropout": 0.2})
+
+
+def test_runs_made_together_end_as_runs_made_alone(tmp_path):
+    configs = [changed(DROPOUT, seed=seed) for seed in (1, 2, 3)]
+    alone = [train(config, tmp_path / f"alone-{i}") for i, config in enumerate(configs)]
+    together = train_together([Job(config, tmp_path / f"together-{i}") for i, config in enumerate(configs)])
+    assert together == alone
+    assert len({str(metrics) for metrics in together}) == 3
+    for i in range(3):
+        assert digests(tmp_path / f"together-{i}") == digests(tmp_path / f"alone-{i}")
+
+
+def test_an_error_of_one_run_does_not_end_the_others(tmp_path):
+    diverging = changed(SMALL, optim={"lr": 1e30}, sparsity={"method": MethodConfig(kind="ste")})
+    good, bad, also_good = train_together([Job(c, tmp_path / str(i)) for i, c in enumerate((SMALL, diverging, SMALL))])
+    assert isinstance(bad, NofmError)
+    assert good == also_good
+    assert isinstance(good, dict)
+
+
+def test_a_signal_leaves_a_checkpoint_and_the_rest_can_go_on(tmp_path):
+    class AfterAWhile(StopRequest):
+        looked = 0
+
+        @property
+        def number(self) -> int:
+            self.looked += 1
+            return signal.SIGTERM if self.looked > 20 else 0
+
+        @number.setter
+        def number(self, value: int) -> None: ...
+
+    jobs = [Job(changed(DROPOUT, seed=seed), tmp_path / str(seed), resume=True) for seed in (1, 2)]
+    with pytest.raises(Stopped):
+        train_together(jobs, stop=AfterAWhile())
+    resumed = train_together(jobs)
+    for seed, metrics in zip((1, 2), resumed, strict=True):
+        assert metrics == train(changed(DROPOUT, seed=seed), tmp_path / f"alone-{seed}")
+        alone, stopped = digests(tmp_path / f"alone-{seed}"), digests(tmp_path / str(seed))
+        assert {name: stopped[name] for name in alone} == alone  # beside it, the masks of the step at which it was stopped
+
+
+def test_settings_of_the_process_must_agree(tmp_path):
+    other = changed(SMALL, engine={"deterministic": True})
+    with pytest.raises(ConfigError, match="same device"):
+        train_together([Job(SMALL, tmp_path / "a"), Job(other, tmp_path / "b")])
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not (tmp_path / "a").exists()
