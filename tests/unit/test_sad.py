@@ -35,6 +35,7 @@ def test_counts_weights_whose_state_changed_by_pencil():
     set_weights(layer, [[1.0, 1.5, 2.0, 3.0, 5.0, 5.0, 3.0, 4.0]])
     sad.record(3)  # kept 2 3 | 4 5: 0 -> 2, 6 -> 4, 7 -> 5
     assert sad.between(0, 1) == {"weight": 2}
+    assert repr(sad.between(0, 1)) == "Divergence({'weight': 2}: 2 of 8 weights)"
     assert sad.between(1, 3) == {"weight": 6}
     assert sad.between(0, 3).total == 8  # nothing of the first mask is left
     assert sad.between(3, 0) == sad.between(0, 3)

@@ -124,3 +124,37 @@ def test_refuses_what_is_no_safetensors_file(tmp_path, content):
 def test_names_a_missing_file(tmp_path):
     with pytest.raises(nofm.NofmError, match=r"nothing\.safetensors: no such file"):
         nofm.verify(tmp_path / "nothing.safetensors")
+
+
+def mixed() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 10))
+    nofm.sparsify_(model, {"0": "1:4", "1": "2:8", "2": None, "3": "2:4"})
+    nofm.fold_(model)
+    return model
+
+
+RULES = {"0": "1:4", "1.weight": "2:8", "2": None, "*": "2:4"}
+
+
+def test_rules_say_what_each_layer_is_checked_against(tmp_path):
+    model = mixed()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    for subject in (model, model.state_dict(), tmp_path / "model.safetensors"):
+        report = nofm.verify(subject, RULES)
+        assert report.ok
+        assert [str(report[f"{i}.weight"].pattern) for i in range(4)] == ["1:4", "2:8", "None", "2:4"]
+        assert report["2.weight"].note == "not checked: rule '2' keeps it dense"
+    wrong = nofm.verify(model, {**RULES, "1.weight": "1:8"})
+    assert not wrong.ok
+    assert [w.name for w in wrong.weights if w.pattern and not w.ok] == ["1.weight"]
+    assert not nofm.verify(model, {"2": "2:4"}).ok
+    assert nofm.verify(model, {"0": "1:4"})["1.weight"].note == "not checked: no rule matches it"
+
+
+def test_a_rule_that_matches_no_weight_is_an_error():
+    model = nn.ModuleDict({"stem": nn.Linear(8, 8), "head": nn.Linear(8, 8)})
+    with pytest.raises(nofm.NofmError, match=r"rule 'stm' matches no weight; did you mean 'stem'\?"):
+        nofm.verify(model, {"stm": "2:4"})
+    with pytest.raises(nofm.NofmError, match=r"rule 'zzz' matches no weight; weights are stem\.weight, head\.weight"):
+        nofm.verify(model, {"zzz": "2:4"})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,21 +32,39 @@ def recipes(glob: Positional[str] = "*") -> int:
     return 0
 
 
-def report(runs: Positional[tuple[Path, ...]], out: Path = Path("report.html")) -> int:
-    """Make one self-contained HTML page of one or more runs.
+def report(
+    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]", help_behavior_hint="(one or more)")]],
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    picture: bool = False,
+) -> int:
+    """Compare runs: a table here, and one self-contained HTML page with everything. Runs that differ in the seed alone are one row.
 
     Args:
-        runs: Run folders.
-        out: The page to write.
+        runs: Run folders, as `nofm train --out` leaves them.
+        out: The page; CSV and JSON go beside it. Where nothing is said, report.html in the run folder, or in the one that holds all runs.
+        picture: Draw the curves as FILE.png too, for a README or a slide.
     """
     if not runs:
-        raise ConfigError("report: give at least one run folder")
+        raise ConfigError("report: give at least one run folder: nofm report RUN [RUN ...]")
     for run in runs:
         _check_run(run)
-    from ..report import write_report
+    from ..report import files_of, table, write_report
 
-    print(write_report(list(runs), out))
+    page = write_report(runs, out or _common_folder(runs) / "report.html", picture=picture)
+    print(table(runs), end="\n\n")
+    for file in files_of(page, picture=picture):
+        print(file)
     return 0
+
+
+def _common_folder(runs: Sequence[Path]) -> Path:
+    """The run folder, or the innermost folder that all of several lie in; where that would be the root, the working folder."""
+    if len(runs) == 1:
+        return runs[0]
+    common = Path(os.path.commonpath([run.absolute() for run in runs]))
+    if common == common.parent:
+        return Path()
+    return common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common
 
 
 def _check_run(run: Path) -> None:
@@ -53,18 +73,36 @@ def _check_run(run: Path) -> None:
         raise ConfigError(f"{run}: no run folder (it has no run.json){near(str(run), siblings)}")
 
 
-def check(file: Positional[Path], pattern: str | None = None) -> int:
+def check(
+    file: Positional[Annotated[Path, arg(metavar="FILE")]],
+    pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
+) -> int:
     """Is a safetensors file really N:M? Exit code 1 if not.
 
     Args:
-        file: The safetensors file.
+        file: The safetensors file, or a run folder for the weights that the run has ended with.
         pattern: Check every weight against this N:M, instead of finding the pattern of each.
     """
+    weights = _weights_of(file)
     from .. import verify
 
-    found = verify(file, pattern)
+    found = verify(weights, pattern)
     print(found)
     return 0 if found.ok else 1
+
+
+def _weights_of(path: Path) -> Path:
+    """The file to check, which of a run folder is its result. Training goes on from dense weights, so a checkpoint's are never N:M."""
+    run = next((folder for folder in (path, *path.absolute().parents) if (folder / "run.json").is_file()), None)
+    result = (run or path) / "model.safetensors"
+    if run is not None and (run / "checkpoints").absolute() in (path.absolute(), *path.absolute().parents):
+        where = f"check {result}" if result.is_file() else f"{result} will hold them at the end of the run"
+        raise ConfigError(f"{path}: a training checkpoint holds dense weights, masked only when they are used; for N:M weights {where}")
+    if path == run and not result.is_file():
+        raise ConfigError(f"{path}: this run has not ended, so its N:M weights are not written yet; go on with it by --resume")
+    if path.is_dir() and path != run:
+        raise ConfigError(f"{path}: is a folder, and not of a run; give a safetensors file or a run folder")
+    return result if path == run else path
 
 
 def analyse(run: Positional[Path], steps: tuple[int, int] | None = None) -> int:
@@ -127,7 +165,7 @@ def cost(
         preset: Which layers stay dense by custom.
         input: Channels, height and width of an image.
     """
-    from ..engine.validate import MODEL_PREFIXES, OWN_MODELS
+    from ..engine.problems.classification import MODEL_PREFIXES, OWN_MODELS, SMALL_MODELS
 
     if len(input) != 3 or min(input) < 1:
         raise ConfigError(f"--input {' '.join(map(str, input))}: must be three sizes above 0: channels, height, width")
@@ -141,7 +179,7 @@ def cost(
     from ..tasks.models import build_model
 
     with torch.device("meta"):
-        network = build_model(model, 1000 if model not in OWN_MODELS else 10, input[0])
+        network = build_model(model, 10 if model in SMALL_MODELS else 1000, input[0])
         if pattern is not None:
             sparsify_(network, pattern, preset=preset)
         print(count(network, (1, *input)))

@@ -19,6 +19,12 @@ def _train(args: list[str]) -> int:
     return command(args)
 
 
+def _study(args: list[str]) -> int:
+    from .study import command
+
+    return command(args)
+
+
 def _function(name: str) -> Callable[[list[str]], int]:
     def run(args: list[str]) -> int:
         import tyro
@@ -33,6 +39,7 @@ def _function(name: str) -> Callable[[list[str]], int]:
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (_train, "train a network by a recipe"),
+    "study": (_study, "train all rows of a table or figure of the paper, and write it"),
     "recipes": (_function("recipes"), "list the recipes"),
     "report": (_function("report"), "make one HTML page of one or more runs"),
     "analyse": (_function("analyse"), "SAD between two saved steps of a run, layer by layer"),

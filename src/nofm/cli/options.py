@@ -4,6 +4,8 @@ here, so that complaints about them read as all others do. Needs no torch."""
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..engine.resolve import choices, from_dict, leaves, merge, near, read_toml, says, to_dict
+from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 
 __all__ = ["Options", "parse"]
 
@@ -26,11 +29,10 @@ class Options(RunConfig):
     """Go on from the newest checkpoint in --out, or start there if there is none."""
     allow_change: bool = False
     """Resume though the configuration is not the one that the run was started with."""
+    seeds: int = 1
+    """Train so many times, with seeds from --seed on, each in a folder of its own: DIR/seed-0, DIR/seed-1, ..."""
     debug: bool = False
     """Show tracebacks."""
-
-
-_OWN = ("config", "resume", "allow_change", "debug")
 
 
 def parse(recipe: str, base: RunConfig, args: list[str]) -> tuple[RunConfig, Options, dict[str, str]]:
@@ -51,16 +53,22 @@ def parse(recipe: str, base: RunConfig, args: list[str]) -> tuple[RunConfig, Opt
     origins |= {key: f"--{key}" for key, _ in pairs}
     changed = {f.name: getattr(options, f.name) for f in dataclasses.fields(RunConfig)}
     values = to_dict(RunConfig(**changed))
-    _forget_other_method(values["sparsity"]["method"], base.sparsity.method.kind, origins)
+    _forget_what_belonged_to_another_kind(values, to_dict(base), origins)
     return from_dict(values, origins), options, origins
 
 
-def _forget_other_method(method: dict[str, Any], before: str, origins: dict[str, str]) -> None:
-    """Where another method is asked for, what the recipe says about its own does not stay behind."""
-    if method["kind"] != before:
-        for name in method:
-            if name != "kind" and f"sparsity.method.{name}" not in origins:
-                method[name] = None
+def _forget_what_belonged_to_another_kind(values: dict[str, Any], base: dict[str, Any], origins: dict[str, str]) -> None:
+    """Where another method, optimizer or schedule is asked for, what the recipe says about its own does not stay behind."""
+    defaults = to_dict(RunConfig())
+    for group, owned in (("sparsity.method", METHOD_OPTIONS), ("optim", OPTIMIZER_OPTIONS), ("schedule", SCHEDULE_OPTIONS)):
+        now, before, usual = (functools.reduce(dict.__getitem__, group.split("."), held) for held in (values, base, defaults))
+        if now["kind"] == before["kind"]:
+            continue
+        # An option of the same name means the same to another optimizer, but not to another method.
+        shared = () if group == "sparsity.method" else owned.get(now["kind"], ())
+        for name in dict.fromkeys(option for options in owned.values() for option in options):
+            if name not in shared and f"{group}.{name}" not in origins:
+                now[name] = usual[name]
 
 
 def _read(recipe: str, config: RunConfig, args: list[str]) -> Options:
@@ -106,7 +114,7 @@ def _look_at(key: str, texts: list[str]) -> None:
     name = _positive(key)
     if name not in _known():
         inside = [k for k in _known() if k.startswith(f"{name}.")]
-        hint = f"; it is a group: --{inside[0]}, ..." if inside else near(name, _known())
+        hint = f"; it is a group: --{inside[0]}, ..." if inside else re.sub(r"'([\w.]+)'", r"'--\1'", near(name, _known()))
         raise ConfigError(f"--{key}: no such option{hint}")
     kind = _known()[name]
     shown = " ".join(texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,9 +26,12 @@ class _Seen:
         self.train: dict[str, Any] = {}
         self.metrics: dict[str, float] = {}
         self.sad: int | None = None
+        self.unit = "images"
 
     def take(self, event: dict[str, Any]) -> None:
-        if event["event"] == "train":
+        if event["event"] == "start":
+            self.unit = event.get("unit", self.unit)
+        elif event["event"] == "train":
             self.train = event
         elif event["event"] == "eval":
             self.metrics = event["metrics"]
@@ -42,8 +46,13 @@ class _Seen:
         if self.sad is not None:
             said.append(f"SAD {self.sad:,}")
         if self.train:
-            said.append(f"{self.train['images_per_second']:,.0f} images/s")
+            said.append(f"{self.train['images_per_second']:,.0f} {self.unit}/s")
         return said
+
+
+def _other_processes(start: dict[str, Any]) -> str:
+    before = start.get("processes_before")
+    return "" if before is None else f" of {before} processes by {start['processes']}, with new generators"
 
 
 class Lines:
@@ -57,7 +66,7 @@ class Lines:
         kind, step = event["event"], event["step"]
         if kind == "start":
             resumed = event["resumed_from"]
-            self._say(f"run {self._out}" + ("" if resumed is None else f", resumed from step {resumed}"))
+            self._say(f"run {self._out}" + ("" if resumed is None else f", resumed from step {resumed}") + _other_processes(event))
         elif kind == "sad":  # the last event of a line of the log
             self._say(f"step {step}  " + "  ".join(self._seen.words()))
         elif kind == "eval":
@@ -74,19 +83,19 @@ class Lines:
 
 
 class Bar:
-    """A rich progress bar with loss, metric, SAD, images per second and the time left."""
+    """A rich progress bar with steps and the time left, and below it loss, metric, SAD and images per second."""
 
     def __init__(self, out: Path) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[words]}"),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns)
+        class TwoLines(Progress):  # in one line of 80 characters, the numbers would leave no room for the bar
+            def get_renderables(self) -> Iterator[Any]:
+                yield self.make_tasks_table(self.tasks)
+                for task in self.tasks:
+                    yield Text(task.fields["words"], style="dim", no_wrap=True, overflow="ellipsis")
+
+        self._progress = TwoLines(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._out, self._seen = out, _Seen()
         self._shown: Any = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from ..recipes import RECIPES, describe, find
 
 __all__ = ["command"]
 
-_HELP = """usage: nofm train RECIPE [--group.key VALUE ...] [--config FILE] [--out DIR] [--resume] [--seed N] [--device D]
+_HELP = """usage: nofm train RECIPE [--group.key VALUE ...] [--config FILE] [--out DIR] [--resume] [--seed N] [--seeds COUNT] [--device D]
 
 Trains a network. A recipe sets everything; a TOML file and options change what they name. Groups of options: task, model,
 data, sparsity, optim, schedule, engine. nofm train RECIPE --help lists all of them with the recipe's values.
@@ -40,20 +41,23 @@ def command(args: list[str]) -> int:
         check(config, origins)
         if options.resume and config.out is None:
             raise ConfigError("--resume: say which run to go on with: --out DIR")
+        if options.seeds < 1:
+            raise ConfigError(f"--seeds {options.seeds}: must be seeds >= 1, and finite")
         out = Path(config.out or f"runs/{recipe.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
 
         from ..engine.train import train
         from .progress import make_progress
 
-        line = ["nofm", "train", *args]
-        train(
-            config,
-            out,
-            recipe=recipe,
-            command=line,
-            resume=options.resume,
-            allow_change=options.allow_change,
-            sinks=[make_progress(out, sys.stdout)],
-            stop=stop,
-        )
+        for seed in range(config.seed, config.seed + options.seeds):
+            folder = out if options.seeds == 1 else out / f"seed-{seed}"
+            train(
+                dataclasses.replace(config, seed=seed),
+                folder,
+                recipe=recipe,
+                command=["nofm", "train", *args],
+                resume=options.resume,
+                allow_change=options.allow_change,
+                sinks=[make_progress(folder, sys.stdout)],
+                stop=stop,
+            )
     return 0

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from ..engine.config import ConfigError, RunConfig
 from ..engine.resolve import near
-from . import cifar10, imagenet, small
+from . import cifar10, detection, flow, imagenet, small, translation
 
 __all__ = ["RECIPES", "describe", "find", "listed"]
 
@@ -21,6 +21,18 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "cifar10/resnet20": cifar10.resnet20,
     "imagenet/resnet18": imagenet.resnet18,
     "imagenet/resnet50": imagenet.resnet50,
+    "imagenet/resnet50x1.25": imagenet.wide_resnet50,
+    **{f"imagenet/regnetx_{size}": imagenet.regnetx(size) for size in imagenet.REGNETS},
+    "bccd/fasterrcnn": detection.bccd,
+    "nuclei/maskrcnn": detection.nuclei,
+    "coco/fasterrcnn": detection.coco_boxes,
+    "coco/fasterrcnn_2x": detection.coco_boxes_2x,
+    "coco/maskrcnn": detection.coco_masks,
+    "coco/maskrcnn_2x": detection.coco_masks_2x,
+    "multi30k/small": translation.multi30k_small,
+    "wmt14/base": translation.wmt14_base,
+    "flow/chairs": flow.chairs,
+    "flow/stamps": flow.stamps,
 }
 
 

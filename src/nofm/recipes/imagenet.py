@@ -4,6 +4,9 @@ val/ with one folder a class."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 from ..engine.config import (
     DataConfig,
     EngineConfig,
@@ -15,7 +18,9 @@ from ..engine.config import (
     SparsityConfig,
 )
 
-__all__ = ["resnet18", "resnet50"]
+__all__ = ["REGNETS", "regnetx", "resnet18", "resnet50", "wide_resnet50"]
+
+REGNETS = ("002", "004", "006", "008", "016", "032")
 
 
 def _recipe(model: str) -> RunConfig:
@@ -37,3 +42,19 @@ def resnet50() -> RunConfig:
 def resnet18() -> RunConfig:
     """ResNet-18 on ImageNet-1K with the paper's settings, 2:4 SR-STE."""
     return _recipe("torchvision/resnet18")
+
+
+def wide_resnet50() -> RunConfig:
+    """ResNet-50 x1.25 on ImageNet-1K with the paper's settings, 2:8 SR-STE."""
+    base = _recipe("resnet50x1.25")
+    return dataclasses.replace(base, sparsity=dataclasses.replace(base.sparsity, pattern="2:8"))
+
+
+def regnetx(size: str) -> Callable[[], RunConfig]:
+    """The recipe of a RegNetX: 002, 004, 006, 008, 016 or 032, by its multiply-adds in hundreds of millions."""
+
+    def recipe() -> RunConfig:
+        return _recipe(f"timm/regnetx_{size}")
+
+    recipe.__doc__ = f"RegNetX{size} on ImageNet-1K with the paper's settings, 2:4 SR-STE."
+    return recipe

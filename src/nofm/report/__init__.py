@@ -13,9 +13,12 @@ matplotlib) are imported when a report is written.
     figures   numbers -> SVG
     sections, details, notices    what the page says, top to bottom
     html      all of it -> the page
+    terminal  the comparison as plain text
+    picture   the curves as one PNG
 """
 
 from .errors import ReportError
-from .html import write_report
+from .html import files_of, write_report
+from .terminal import table
 
-__all__ = ["ReportError", "write_report"]
+__all__ = ["ReportError", "files_of", "table", "write_report"]

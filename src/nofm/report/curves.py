@@ -11,7 +11,7 @@ __all__ = ["best", "evals", "final", "flip_rate", "flip_rate_by_layer", "higher_
 
 Curve = dict[int, float]
 
-_LOWER_IS_BETTER = ("loss", "error", "epe", "perplexity", "rmse", "mae")
+_LOWER_IS_BETTER = ("loss", "error", "epe", "perplexity", "rmse", "mae", "outliers", "fl")
 
 
 def train(run: Run, key: str = "loss") -> Curve:

@@ -10,7 +10,7 @@ from typing import Any
 from .compare import Group, differing
 from .figures import kernel_picture, series_colour
 from .kernels import LayerShapes
-from .numbers import computes_dense, speed
+from .numbers import computes_dense, speed, unit_of_speed
 from .read import Run
 from .units import NONE, big, duration
 
@@ -88,11 +88,14 @@ def conditions(groups: Sequence[Group], names: Mapping[Path, str]) -> dict[str, 
                 big(speed(run)),
                 *(fact.get(key, NONE) for key in own),
             ],
-            "command": [shlex.quote(str(word)) for word in run.info["command"]],
         }
         for (group, run), fact in zip(runs, facts, strict=True)
     ]
-    return {"shared": shared, "header": ["run", "configuration", "seed", "status", "time", "images/s", *own], "rows": rows}
+    # Each once: one command may have made several runs (--seeds).
+    commands = list(dict.fromkeys(tuple(shlex.quote(str(word)) for word in run.info["command"]) for _, run in runs))
+    units = dict.fromkeys(unit_of_speed(run) for _, run in runs)
+    header = ["run", "configuration", "seed", "status", "time", " or ".join(f"{unit}/s" for unit in units), *own]
+    return {"shared": shared, "commands": commands, "header": header, "rows": rows}
 
 
 def _facts(run: Run) -> dict[str, str]:

@@ -20,7 +20,20 @@ from .compare import Band, stat, thin
 from .kernels import SHOWN, LayerShapes
 from .units import big
 
-__all__ = ["DEPTHS", "PROGRESS", "SERIES", "Key", "Line", "Picture", "curves", "depth_colour", "kernel_picture", "series_colour", "strip"]
+__all__ = [
+    "DEPTHS",
+    "PROGRESS",
+    "SERIES",
+    "Key",
+    "Line",
+    "Picture",
+    "curves",
+    "depth_colour",
+    "kernel_picture",
+    "plain",
+    "series_colour",
+    "strip",
+]
 
 SERIES, DEPTHS = 8, 10  # how many --s0.. and --d0.. colours the style sheet has
 PROGRESS = "progress (optimizer steps)"
@@ -79,9 +92,11 @@ def curves(
     scale: float = 1.0,
     log: bool = False,
     limits: tuple[float, float] | None = None,
+    most: float = math.inf,
     named: int = 12,
 ) -> Picture:
-    """Curves over the steps of training, mean and spread. `y` names the vertical axis and its unit, `limits` are in that unit.
+    """Curves over the steps of training, mean and spread. `y` names the vertical axis and its unit; `limits`, and `most`, which no value
+    can be above (a band may reach over 100 %), are in that unit.
 
     Of more than `named` lines, which then differ by depth only, the legend names the first and the last.
     """
@@ -93,11 +108,13 @@ def curves(
     with _drawing(title, 250) as (figure, svg):
         axes = figure.add_axes((0.118, 0.175, 0.845, 0.71))
         for line, points in zip(lines, drawn, strict=True):
-            _draw(axes, line, points, log)
+            _draw(axes, line, points, log, most)
         if log:
             axes.set_yscale("log")
         if limits is not None:
             axes.set_ylim(limits)
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom, min(top, most + 0.03 * (most - bottom)))
         end = max((line.band.steps[-1] for line in lines), default=1)
         axes.set_xlim(0, end * 1.02)  # from the start to the end, also where nothing is drawn there
         _style(axes, PROGRESS, y)
@@ -105,12 +122,12 @@ def curves(
     return Picture(title, caption, keys if len(keys) <= named else (keys[0], keys[-1]), svg[0])
 
 
-def _draw(axes: Any, line: Line, points: Sequence[tuple[int, float, float]], log: bool) -> None:
+def _draw(axes: Any, line: Line, points: Sequence[tuple[int, float, float]], log: bool, most: float) -> None:
     mean, spread = ({step: row[i] for step, *row in points} for i in (0, 1))
     mean, spread = thin(mean, _POINTS), thin(spread, _POINTS)
     steps, middle, colour = list(mean), list(mean.values()), _placeholder(line.colour)
     if any(spread.values()):
-        low, high = ([m + sign * s for m, s in zip(middle, spread.values(), strict=True)] for sign in (-1, 1))
+        low, high = ([min(most, m + sign * s) for m, s in zip(middle, spread.values(), strict=True)] for sign in (-1, 1))
         shown = [bottom > 0 or not log for bottom in low]  # a logarithmic axis has no place for zero
         axes.fill_between(steps, low, high, where=shown, color=colour, alpha=0.16, linewidth=0)
     single = len(steps) == 1  # one point makes no line
@@ -199,16 +216,16 @@ def _style(axes: Any, x: str, y: str, across: bool = True) -> None:
     axes.annotate(y, (0, 1), (0, 15), xycoords=("figure fraction", "axes fraction"), textcoords="offset points", color=_MUTED, va="center")
     if axes.get_yscale() == "linear":
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+        axes.yaxis.set_major_formatter(FuncFormatter(plain))
         return
     low, high = axes.get_ylim()
     within_a_decade = high / low < 30
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if within_a_decade else (1,), numticks=8))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+    axes.yaxis.set_major_formatter(FuncFormatter(plain))
 
 
-def _plain(value: float, _: int = 0) -> str:
+def plain(value: float, _: int = 0) -> str:
     """A tick label without powers: 8,000, 25k, 0.02, and 1e-4 only where nothing else would be read."""
     value = float(f"{value:.6g}")  # 0.30000000000000004
     if abs(value) >= 1e4:

@@ -11,24 +11,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..version import __version__
-from . import curves, details, sections
+from . import curves, details, samples, sections
 from .compare import Group, group_runs
 from .errors import ReportError
 from .kernels import LayerShapes, last_masks, read_shapes
 from .notices import notices, short_names
 from .numbers import curves_csv, document, runs_csv, to_json
+from .picture import drawn
 from .read import Run, load
 from .units import unit_of
 
-__all__ = ["write_report"]
+__all__ = ["files_of", "write_report"]
 
 _HERE = Path(__file__).parent
 
 
-def write_report(runs: Sequence[Path | str], out: Path | str) -> Path:
+def write_report(runs: Sequence[Path | str], out: Path | str, *, picture: bool = False) -> Path:
     """Report on the run folders `runs` in `out` (a file, or a folder for report.html), and return the path of the page.
 
-    Beside NAME.html: NAME.csv (one row a run), NAME-curves.csv (one row a point) and NAME.json (everything).
+    Beside NAME.html: NAME.csv (one row a run), NAME-curves.csv (one row a point) and NAME.json (everything); with `picture` also NAME.png.
     """
     folders = [Path(run) for run in runs]
     if not folders:
@@ -41,23 +42,25 @@ def write_report(runs: Sequence[Path | str], out: Path | str) -> Path:
     names, groups = short_names(folders), group_runs([load(folder) for folder in folders])
     shapes = {group.label: found for group in groups if (found := _shapes(group.runs[0]))}
     data = document(groups, names, shapes)
-    files = {
-        page: _page(groups, names, shapes, page.stem),
-        page.with_name(f"{page.stem}.csv"): runs_csv(data),
-        page.with_name(f"{page.stem}-curves.csv"): curves_csv(data),
-        page.with_name(f"{page.stem}.json"): to_json(data),
-    }
+    contents = [text.encode() for text in (_page(groups, names, shapes, page.stem), runs_csv(data), curves_csv(data), to_json(data))]
+    if picture:
+        contents.append(drawn(groups))
     page.parent.mkdir(parents=True, exist_ok=True)
-    for path, text in files.items():
-        _write(path, text)
+    for path, content in zip(files_of(page, picture=picture), contents, strict=True):
+        _write(path, content)
     return page
 
 
-def _write(path: Path, text: str) -> None:
+def files_of(page: Path, *, picture: bool = False) -> list[Path]:
+    """All files of a report, the page first."""
+    return [page, *(page.with_name(page.stem + end) for end in (".csv", "-curves.csv", ".json", *((".png",) if picture else ())))]
+
+
+def _write(path: Path, content: bytes) -> None:
     """Whole or not at all: an old report is never left half overwritten."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        unfinished.write_text(text, encoding="utf-8", newline="")
+        unfinished.write_bytes(content)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -82,6 +85,7 @@ def _page(groups: Sequence[Group], names: Mapping[Path, str], shapes: Mapping[st
         notices=notices(groups, names),
         comparison=sections.comparison(groups, metrics, units),
         learning=sections.learning(groups, metrics, units),
+        samples=samples.shown(groups),
         movement=sections.movement(groups),
         kernels=details.kernels(shapes, groups),
         layer_tables=details.layer_tables(groups),

@@ -17,6 +17,7 @@ def notices(groups: Sequence[Group], names: Mapping[Path, str]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     said = [f"{names[run.folder]}: {notice}." for run in runs for notice in run.notices]
     said += [_broken_off(run, names[run.folder]) for run in runs if run.status != "finished"]
+    said += [sentence for run in runs for sentence in _other_processes(run, names[run.folder])]
     said += [sentence for group in groups for sentence in _about(group)]
     return said + list(_conditions(runs))
 
@@ -24,6 +25,13 @@ def notices(groups: Sequence[Group], names: Mapping[Path, str]) -> list[str]:
 def _broken_off(run: Run, name: str) -> str:
     why = f": {run.of('error')[-1].data['message']}" if run.status == "failed" else ""
     return f"{name} {run.status} at step {run.last_step:,}{why}. Its curves are drawn; means and spreads of final numbers leave it out."
+
+
+def _other_processes(run: Run, name: str) -> Iterator[str]:
+    for start in run.of("start"):
+        if (before := start.data.get("processes_before")) is not None:
+            now = start.data.get("processes")
+            yield f"{name} went on at step {start.step:,} with {now} processes instead of {before}: not the bits of a run without a change."
 
 
 def _about(group: Group) -> Iterator[str]:

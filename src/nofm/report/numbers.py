@@ -21,7 +21,18 @@ from .compare import Band, Group, Stat
 from .kernels import LayerShapes
 from .read import Run
 
-__all__ = ["computes_dense", "cost_of", "curves_csv", "document", "mean_flip_rate", "runs_csv", "speed", "to_json", "total_sad"]
+__all__ = [
+    "computes_dense",
+    "cost_of",
+    "curves_csv",
+    "document",
+    "mean_flip_rate",
+    "runs_csv",
+    "speed",
+    "to_json",
+    "total_sad",
+    "unit_of_speed",
+]
 
 
 def total_sad(run: Run) -> float | None:
@@ -39,6 +50,11 @@ def mean_flip_rate(run: Run) -> float | None:
 def speed(run: Run) -> float | None:
     """Images a second: the median over the log intervals, which a slow first one does not move."""
     return median(values) if (values := list(curves.train(run, "images_per_second").values())) else None
+
+
+def unit_of_speed(run: Run) -> str:
+    """What a run counts by the second: images, tokens or pairs."""
+    return next((str(event.data.get("unit", "images")) for event in run.of("start")), "images")
 
 
 def computes_dense(run: Run) -> bool:

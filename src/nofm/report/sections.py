@@ -15,7 +15,7 @@ from .numbers import computes_dense, cost_of, mean_flip_rate, total_sad
 from .read import Run
 from .units import NONE, Unit, big, duration, plus_minus, rate
 
-__all__ = ["comparison", "focus", "head", "learning", "movement"]
+__all__ = ["comparison", "focus", "head", "kept_share", "learning", "movement"]
 
 Units = Mapping[str, Unit]
 
@@ -106,7 +106,7 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
             name = f"{which} {unit.words}" + (f", {unit.unit}" if unit.unit else "")
             columns.append((name, partial(_metric_cell, which, metric, unit)))
     columns += [
-        ("weights kept", lambda group: f"{100 * (c := cost_of(group.runs[0]))['weights_kept'] / max(1, c['weights']):.1f} %"),
+        ("weights kept", kept_share),
         ("SAD, whole run", lambda group: _with_spread(group.stat(total_sad), big)),
         ("flip rate, % a step", lambda group: _flips(group.stat(mean_flip_rate))),
         ("time a run", lambda group: duration(found.mean if (found := group.stat(lambda run: run.seconds)) else None)),
@@ -115,6 +115,12 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
         {"colour": series_colour(i), "label": group.label, "cells": [cell(group) for _, cell in columns]} for i, group in enumerate(groups)
     ]
     return {"header": ["configuration", *(name for name, _ in columns)], "rows": rows, "picture": _run_by_run(groups, metrics, units)}
+
+
+def kept_share(group: Group) -> str:
+    """The share of the weights that the networks of a group compute with."""
+    cost = cost_of(group.runs[0])
+    return f"{100 * cost['weights_kept'] / max(1, cost['weights']):.1f} %"
 
 
 def _metric_cell(which: str, metric: str, unit: Unit, group: Group) -> str:
@@ -164,10 +170,11 @@ def learning(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> l
         unit, loss = units[metric], metric.endswith("loss")
         lines = _lines(groups, partial(curves.evals, metric=metric))
         lines += _lines(groups, partial(curves.evals, metric=metric, ema=True), ", moving average" if lines else "", 1 if lines else 0)
-        title = f"Evaluation {unit.words}" if loss else unit.words.capitalize()
+        title = f"Evaluation {unit.words}" if loss else unit.title
         limits = None if loss else focus([line.band for line in lines], curves.higher_is_better(metric))
         caption = "On held-out data." + ("" if limits is None else " The first steps lie outside the axis.") + " Logarithmic axis." * loss
-        pictures.append(draw(title, unit.axis, lines, caption, log=loss, limits=limits))
+        most = 100.0 if unit.unit == "%" else math.inf
+        pictures.append(draw(title, unit.axis, lines, caption, log=loss, limits=limits, most=most))
     if trained := _lines(groups, curves.train):
         pictures.append(draw("Training loss", "loss (unitless)", trained, "Means over the log interval. Logarithmic axis.", log=True))
     return pictures

@@ -10,7 +10,9 @@ from .compare import Stat
 
 __all__ = ["Unit", "big", "duration", "plus_minus", "rate", "unit_of"]
 
-_SHARES = ("accuracy", "top", "precision", "recall", "miou", "iou", "map", "f1")
+_SHARES = ("accuracy", "top", "precision", "recall", "miou", "iou", "f1", "outliers", "fl_all")
+_UNITS = {"epe": "px"}
+_SPELLED = {"bleu": "BLEU", "epe": "EPE", "map": "mAP"}
 NONE = "\N{EM DASH}"
 
 
@@ -20,6 +22,11 @@ class Unit:
 
     words: str
     unit: str
+
+    @property
+    def title(self) -> str:
+        """The words at the head of a picture."""
+        return self.words if any(map(str.isupper, self.words.partition(" ")[0])) else self.words.capitalize()
 
     @property
     def axis(self) -> str:
@@ -37,7 +44,9 @@ class Unit:
 
 def unit_of(metric: str) -> Unit:
     """Metrics that are shares are in percent (the tasks of nofm measure them so); others have no unit."""
-    return Unit(metric.replace("_", " "), "%" if metric.lower().startswith(_SHARES) else "")
+    name = metric.lower()
+    words = " ".join(_SPELLED.get(word, word) for word in metric.split("_"))
+    return Unit(words, "%" if name.startswith(_SHARES) else _UNITS.get(name, ""))
 
 
 def plus_minus(found: Stat, alone: Callable[[float], str]) -> str:

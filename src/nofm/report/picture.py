@@ -1,0 +1,73 @@
+"""The two curves that tell most, as one PNG with a white ground: the first metric, and below it how fast masks move."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from . import curves
+from .compare import Band, Group
+from .figures import plain
+from .units import unit_of
+
+__all__ = ["drawn"]
+
+_COLOURS = ("#555555", "#d95f02", "#1b7f79", "#7a4fb5", "#c2287f", "#2f6fb3", "#8a6d00", "#a33b20")
+
+
+def drawn(groups: Sequence[Group]) -> bytes:
+    """The bytes of the picture: mean and spread over the seeds of each group."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    runs = [run for group in groups for run in group.runs]
+    metric = next(iter(curves.metric_names(runs)), None)
+    patterns = ", ".join(dict.fromkeys(layer.pattern for run in runs for layer in run.layers if layer.pattern))
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure: Any = Figure(figsize=(7, 7), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        for index, group in enumerate(groups):
+            colour = _COLOURS[index % len(_COLOURS)]
+            if metric is not None:
+                most = 100.0 if unit_of(metric).unit == "%" else math.inf
+                _draw(above, group.label, group.band(partial(curves.evals, metric=metric)), colour, 1.0, most)
+            _draw(below, group.label, group.band(curves.flip_rate), colour, 100.0, math.inf)
+        if metric is not None:
+            above.set_ylabel(unit_of(metric).axis)
+            if unit_of(metric).unit == "%":
+                above.set_ylim(_end_in_view(groups, metric), 100.5)
+        above.set_title(
+            f"{', '.join(dict.fromkeys(run.info['recipe'] for run in runs))}, {patterns} sparse layers; mean and spread of seeds"
+        )
+        below.set(ylabel="weights whose mask flips (% a step)", xlabel="step", yscale="log")
+        below.set_title("Mask movement: SAD between records, per weight and step", fontsize=10)
+        below.yaxis.set_major_formatter(FuncFormatter(plain))
+        for axes in (above, below):
+            axes.grid(alpha=0.25)
+            axes.legend(frameon=False, loc="lower right" if axes is above else "upper right")
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _draw(axes: Any, name: str, band: Band, colour: str, scale: float, most: float) -> None:
+    middle = [scale * s.mean if s.mean > 0 else math.nan for s in band.stats]  # a logarithmic axis has no place for zero
+    spread = [scale * (s.spread or 0.0) for s in band.stats]
+    axes.plot(band.steps, middle, label=name, color=colour)
+    low, high = ([min(most, m + sign * s) for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
+    axes.fill_between(band.steps, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _end_in_view(groups: Sequence[Group], metric: str) -> float:
+    """Where the axis of a share begins: the last three quarters of all curves are in view, the first climb may not be."""
+    late = [
+        s.mean
+        for group in groups
+        if (band := group.band(partial(curves.evals, metric=metric))).stats
+        for s in band.stats[len(band.stats) // 4 :]
+    ]
+    return max(0.0, min(late, default=0.0) - 2)

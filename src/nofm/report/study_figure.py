@@ -1,0 +1,68 @@
+"""The picture of a study: accuracy over epochs, mask movement over epochs, and where every run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .compare import band, thin
+from .curves import Curve, evals, flip_rate
+from .read import Run
+
+__all__ = ["draw"]
+
+_POINTS = 200
+_COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
+
+
+def draw(title: str, runs: Mapping[str, Sequence[Run]], path: Path) -> None:
+    """Write a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    height = max(4.2, 0.24 * len(runs) + 1.6)
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, height), layout="constrained", width_ratios=(1, 1, 1.1))
+    figure.suptitle(title)
+    for number, (label, found) in enumerate(runs.items()):
+        style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": ("-", "--", ":", "-.")[number // len(_COLOURS) % 4]}
+        epoch = _steps_of_an_epoch(found[0])
+        _band(left, [evals(run, "accuracy") for run in found], epoch, label, style)
+        _band(middle, [_above_zero(flip_rate(run)) for run in found], epoch, label, style)
+        final = [run.of("end")[-1].data["metrics"]["accuracy"] for run in found]
+        right.plot(final, [number] * len(final), "o", color=style["color"], alpha=0.5, markersize=5)
+        right.plot([sum(final) / len(final)], [number], "|", color="black", markersize=12)
+    left.set(xlabel="epoch", ylabel="test accuracy (%)", title="Accuracy, mean over seeds")
+    middle.set(xlabel="epoch", ylabel="weights that change side in a step (%)", title="Mask movement", yscale="log")
+    right.set(
+        xlabel="test accuracy at the end (%)",
+        title="Every run (dots) and the mean (bar)",
+        yticks=range(len(runs)),
+        ylim=(len(runs) - 0.5, -0.5),
+    )
+    right.set_yticklabels(list(runs))
+    if len(runs) <= 12:
+        left.legend(fontsize=8)
+    for axes in (left, middle, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _steps_of_an_epoch(run: Run) -> float:
+    last = run.of("train")[-1]
+    return last.step / last.data["epoch"]
+
+
+def _above_zero(curve: Curve) -> Curve:
+    """In percent, without the zeros, which a logarithm has not."""
+    return {step: 100 * value for step, value in curve.items() if value > 0}
+
+
+def _band(axes: Any, curves: Sequence[Curve], epoch: float, label: str, style: Mapping[str, Any]) -> None:
+    drawn = band([thin(curve, _POINTS) for curve in curves if curve])
+    if drawn.steps:
+        axes.plot([step / epoch for step in drawn.steps], [stat.mean for stat in drawn.stats], label=label, linewidth=1.3, **style)

@@ -1,0 +1,68 @@
+"""What a report prints and what it says in words, on runs made up by hand so that every number can be had by pencil."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from test_report_numbers import EVENTS, write_run
+
+from nofm.report import files_of, table, write_report
+
+
+def finished(folder, seed, accuracy, changed, **more):
+    """The run of the other tests with another end."""
+    events = [dict(event) for event in EVENTS]
+    events[-1]["metrics"] = {"accuracy": accuracy}
+    events[5]["changed"] = {"a": changed, "b": 0}
+    return write_run(folder, events, seed, **more)
+
+
+def test_what_is_printed_has_mean_and_spread_of_each_configuration(tmp_path):
+    runs = [finished(tmp_path / f"s{seed}", seed, 70.0 + 2 * seed, 8 + 4 * seed) for seed in (0, 1)]
+    other = {"sparsity": {"method": {"kind": "dense"}}}
+    runs.append(finished(tmp_path / "dense", 0, 90.0, 8, config=other))
+    header, sparse, dense, note = table(runs).splitlines()
+    assert header.split() == ["seeds", "final", "accuracy", "%", "weights", "kept", "mask", "movement", "(SAD)"]
+    # 70 and 72; 12 + 8 = 20 and 12 + 12 = 24 changes: each with a sample standard deviation of sqrt(2) times 1 and 2.
+    assert re.split(r"  +", sparse) == ["default", "2", "71.0 ± 1.4", "66.7 %", "22.0 ± 2.8"]
+    assert re.split(r"  +", dense)[:3] == ["dense", "1", "90.00"]
+    assert note == "mean ± standard deviation over seeds"
+    unfinished = write_run(tmp_path / "cut", EVENTS[:6], 2)
+    assert "1 of 2" in table([runs[0], unfinished])
+
+
+def test_a_command_that_made_several_runs_is_listed_once(tmp_path):
+    same = ["nofm", "train", "tiny", "--seeds", "2"]
+    runs = [write_run(tmp_path / f"s{seed}", seed=seed, command=same) for seed in (0, 1)]
+    page = write_report(runs, tmp_path / "out").read_text()
+    assert len(re.findall(r"<li><code>", page)) == 1
+
+
+def test_no_axis_of_a_share_reaches_over_100_percent(tmp_path):
+    runs = [finished(tmp_path / f"s{seed}", seed, 99.0, 8) for seed in (0, 1)]
+    for run, (early, late) in zip(runs, ((100.0, 100.0), (1.0, 99.9)), strict=True):
+        text = (run / "events.jsonl").read_text()
+        text = text.replace('"accuracy": 60.0', f'"accuracy": {early}').replace('"accuracy": 80.0', f'"accuracy": {late}')
+        (run / "events.jsonl").write_text(text)
+    page = write_report(runs, tmp_path / "out").read_text()
+    drawing = next(svg for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL) if "<title>Accuracy</title>" in svg)
+    labels = [float(text) for text in re.findall(r">(\d+(?:\.\d+)?)</text>", drawing)]
+    shares = [label for label in labels if label > 50]
+    assert shares
+    assert max(shares) <= 100.0
+
+
+def test_a_change_of_processes_is_said(tmp_path):
+    again = {"event": "start", "step": 10, "resumed_from": 10, "processes": 1, "processes_before": 2}
+    run = write_run(tmp_path / "run", [*EVENTS[:4], again, *EVENTS[4:]])
+    page = write_report([run], tmp_path / "out").read_text()
+    assert "run went on at step 10 with 1 processes instead of 2" in page
+    assert "instead of" not in write_report([write_run(tmp_path / "plain")], tmp_path / "plain-out").read_text()
+
+
+@pytest.mark.parametrize("picture", [False, True])
+def test_all_files_are_listed(picture, tmp_path):
+    page = write_report([write_run(tmp_path / "run")], tmp_path / "out" / "name.html", picture=picture)
+    assert sorted(files_of(page, picture=picture)) == sorted((tmp_path / "out").iterdir())
+    assert len(files_of(page, picture=picture)) == 4 + picture
