@@ -5,8 +5,8 @@ record. Both are the real packages, offline: the first writes to a file, the sec
 from __future__ import annotations
 
 import json
-import time
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
