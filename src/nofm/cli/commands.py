@@ -28,7 +28,7 @@ def recipes(glob: Positional[str] = "*") -> int:
     if not found:
         raise ConfigError(f"{glob!r} matches no recipe; there are {', '.join(RECIPES)}{near(glob, RECIPES)}")
     for name in found:
-        print(f"{name:20} {describe(name)}")
+        print(f"{name:{max(map(len, found))}}  {describe(name)}")
     return 0
 
 

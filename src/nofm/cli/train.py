@@ -25,7 +25,7 @@ recipes:
 def command(args: list[str]) -> int:
     """Run the command; returns its exit code."""
     if not args or args[0] in ("-h", "--help"):
-        print(_HELP.format(recipes="\n".join(f"  {name:20} {describe(name)}" for name in RECIPES)))
+        print(_HELP.format(recipes="\n".join(f"  {name:24} {describe(name)}" for name in RECIPES)))
         return 0 if args else 2
     recipe, rest = args[0], args[1:]
     if recipe.startswith("-"):

@@ -64,7 +64,7 @@ def coco_masks_2x() -> RunConfig:
     return _coco(True, 24)
 
 
-# ---- a few hundred images: minutes on one GPU ----
+# ---- a few hundred images, sized for one GPU ----
 
 
 def _few(masks: bool, size: int, scale_jitter: tuple[float, float]) -> RunConfig:
@@ -74,10 +74,10 @@ def _few(masks: bool, size: int, scale_jitter: tuple[float, float]) -> RunConfig
 
 
 def bccd() -> RunConfig:
-    """Faster R-CNN R50-FPN from scratch on BCCD's blood cells, 2:4 SR-STE: minutes on one GPU."""
+    """Faster R-CNN R50-FPN from scratch on BCCD's blood cells, 2:4 SR-STE, sized for one GPU."""
     return _few(False, 384, (0.8, 1.25))
 
 
 def nuclei() -> RunConfig:
-    """Mask R-CNN R50-FPN from scratch on DSB2018's nuclei, 2:4 SR-STE: minutes on one GPU."""
+    """Mask R-CNN R50-FPN from scratch on DSB2018's nuclei, 2:4 SR-STE, sized for one GPU."""
     return _few(True, 320, (0.6, 1.6))

@@ -25,7 +25,7 @@ def _adam(lr: float) -> OptimConfig:
 
 
 def multi30k_small() -> RunConfig:
-    """A small Transformer on Multi30k, English to German, 2:4 SR-STE: minutes on one GPU."""
+    """A small Transformer on Multi30k, English to German, 2:4 SR-STE, sized for one GPU."""
     return RunConfig(
         task=TaskConfig(kind="translation", label_smoothing=0.1, beams=5),
         model=ModelConfig(name="transformer/small"),
