@@ -82,6 +82,7 @@ def test_only_some_rows_and_only_the_table(tmp_path):
         (["fig5"], "'fig5' is no study; there are table1, "),
         (["fig3", "--out", "x"], "study: --on is missing"),
         (["fig3", "--on", "digit", "--out", "x"], "'digit' is no recipe"),
+        (["fig3", "--on", "flow/chairs", "--out", "x"], "--on flow/chairs: its task is flow, and studies compare accuracies"),
         (["fig3", "--on", "digits"], "study: say where its runs go: --out DIR"),
         (["fig3", "--on", "digits", "--out", "x", "--lanes", "0"], "--lanes 0: must be a whole number above 0"),
         (["fig3", "--on", "digits", "--out", "x", "--rows", "SRSTE*"], "--rows SRSTE*: matches none of dense, STE 1:16"),

@@ -45,7 +45,7 @@ def command(args: list[str]) -> int:
     """Run the command; returns its exit code."""
     if not args or args[0] in ("-h", "--help"):
         studies = "\n".join(f"  {name:10} {(make.__doc__ or '').strip()}" for name, make in STUDIES.items())
-        print(_HELP.format(studies=studies, recipes=", ".join(RECIPES)))
+        print(_HELP.format(studies=studies, recipes=", ".join(_bases())))
         return 0 if args else 2
     name, rest = args[0], args[1:]
     make = find_study(name)
@@ -62,6 +62,8 @@ def command(args: list[str]) -> int:
 
     with listening() as stop:
         base, options, _ = parse(on, find(on), rest)
+        if base.task.kind != "classification":
+            raise ConfigError(f"--on {on}: its task is {base.task.kind}, and studies compare accuracies; there are {', '.join(_bases())}")
         if base.out is None:
             raise ConfigError("study: say where its runs go: --out DIR")
         out = Path(base.out)
@@ -80,6 +82,10 @@ def command(args: list[str]) -> int:
         print(file)
     print((out / "table.md").read_text())
     return 0
+
+
+def _bases() -> list[str]:
+    return [name for name in RECIPES if find(name).task.kind == "classification"]
 
 
 def _taken(args: list[str], key: str, default: str | None = None) -> tuple[str, list[str]]:
