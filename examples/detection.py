@@ -7,7 +7,7 @@
 
 The data are a folder in COCO's format with the splits train and val, and test where there is one (see nofm/data/coco.py). What makes the
 network sparse are the two lines marked with <--: the first convolution and the layers that predict stay dense. All steps of a run are taken
-and the last weights are measured: nothing is chosen by val or test. On one GPU the defaults take minutes.
+and the last weights are measured: nothing is chosen by val or test. The defaults are sized for one GPU.
 """
 
 from __future__ import annotations

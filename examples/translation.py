@@ -1,6 +1,6 @@
 """Dense, STE and SR-STE on translation, by an ordinary loop: a Transformer on Multi30k, LibreOffice's help or any parallel text.
 
-    python examples/translation.py --data PATH/multi30k --method srste --pattern 2:4 --out srste.json     # a few sized for one GPU
+    python examples/translation.py --data PATH/multi30k --method srste --pattern 2:4 --out srste.json
     python examples/translation.py --costs                                     # parameters and multiply-adds
 
 What makes the network sparse are the two lines marked with <--. The embedding, which is also the softmax, stays dense. The JSON file has
