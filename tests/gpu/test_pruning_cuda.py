@@ -1,6 +1,6 @@
 """Methods that prune by rank or by a threshold, on a GPU: a steady step never makes the host wait, and can be captured and replayed.
 
-pytest -m gpu tests/gpu/test_pruning_methods.py
+pytest -m gpu tests/gpu/test_pruning_cuda.py
 """
 
 from __future__ import annotations
