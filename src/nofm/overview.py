@@ -68,7 +68,7 @@ class Summary:
         lines = [
             "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in cells
         ]
-        total = f"{len(self.sparse)} of {len(self.rows)} layers sparse; {self.density:.1%} of their weights kept"
+        total = f"{len(self.sparse)} of {len(self.rows)} layers sparse; {self.density:.1%} of the weights of all {len(self.rows)} kept"
         return "\n".join([*(line.rstrip() for line in lines), total])
 
 

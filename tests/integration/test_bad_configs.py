@@ -94,6 +94,13 @@ TABLE = {
         "prune_at 900",
         "after the end of the run, 400 steps",
     ),
+    "rewiring that never comes": bad(
+        "--sparsity.method.kind rigl --sparsity.pattern 1:1 --engine.steps 60 --schedule.warmup 5",
+        "sparsity.method.every",
+        "nothing would be rewired",
+    ),
+    "a probe that never ends": bad("--sparsity.method.decay auto", "sparsity.method.probe", "1000 steps", "about a tenth"),
+    "none in small letters": bad("--sparsity.pattern none", "sparsity.pattern", 'must be N:M such as "2:4", or give sparsity.rules'),
     "prune_at negative": bad(
         "--sparsity.method.kind asp --sparsity.method.decay None --sparsity.method.prune_at -1", "prune_at -1", ">= 0"
     ),

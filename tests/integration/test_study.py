@@ -122,3 +122,35 @@ def test_a_regnet_on_images_as_imagenet_lays_them_out(tmp_path):
     command = ["study", "regnet", "--on", "imagenet/regnetx_002", "--out", str(tmp_path / "s"), "--rows", "RegNetX002*", *options]
     assert main(command) == 0
     assert list(table(tmp_path / "s")) == ["RegNetX002 dense", "RegNetX002 SR-STE 2:4", "RegNetX002 STE 2:4"]
+
+
+def test_finished_runs_of_other_options_are_not_mixed_in(tmp_path, capsys):
+    assert study("fig3", tmp_path / "s") == 0
+    assert main(["study", "fig3", "--on", "digits", "--out", str(tmp_path / "s"), *SHORT, "--sparsity.pattern", "2:4"]) == 2
+    message = capsys.readouterr().err
+    assert "is finished, with sparsity.pattern = 1:16, and now it is 2:4" in message
+    assert "another --out" in message
+
+
+def test_a_report_of_a_folder_of_runs(tmp_path, capsys):
+    assert study("fig3", tmp_path / "s") == 0
+    assert main(["report", str(tmp_path / "s")]) == 0
+    assert "ste" in capsys.readouterr().out
+
+
+def test_a_report_counts_what_was_kept_in_the_end(tmp_path, capsys):
+    options = [
+        "--sparsity.method.kind",
+        "gmp",
+        "--sparsity.pattern",
+        "1:1",
+        "--sparsity.method.end_at",
+        "8",
+        "--sparsity.method.every",
+        "4",
+    ]
+    assert main(["train", "digits", "--out", str(tmp_path / "run"), *SHORT, *options]) == 0
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    # 90 % of 6,912 weights are pruned; 144 of the first convolution and 320 of the classifier stay.
+    assert f"{100 * (691 + 144 + 320) / (6912 + 144 + 320):.1f} %" in capsys.readouterr().out

@@ -83,6 +83,7 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "gmp": {"end_at": 8, "every": 2},
     "lottery": {"every": 4, "rounds": 2},
     "rigl": {"every": 4, "end_at": 9},
+    **{kind: {"every": 4} for kind in ("set", "snfs", "dsr")},
     "str": {"initial": -3.0},
 }
 

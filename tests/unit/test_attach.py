@@ -316,3 +316,20 @@ def test_after_asp_only_asp_goes_on_with_its_frozen_masks():
     zero_gradients(model)
     optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(weights(model), frozen, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "message"),
+    [
+        (nofm.SRSTE, None, "attach needs a method such as nofm.SRSTE"),
+        ("srste", None, "attach needs a method such as nofm.SRSTE"),
+        (nofm.STE(), "optimizer", "attach needs a model, got SGD"),
+    ],
+    ids=["a class", "a name", "the optimizer in the model's place"],
+)
+def test_what_is_no_method_or_no_model_is_named(method, model, message):
+    layer = nn.Linear(8, 8)
+    nofm.sparsify_(layer, "2:4", preset="all")
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with pytest.raises(nofm.OptimizerError, match=message):
+        nofm.attach(method, optimizer if model == "optimizer" else layer, optimizer)

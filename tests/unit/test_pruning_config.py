@@ -74,7 +74,10 @@ WRONG = {
         "sparsity.method.probe = 900: comes after the end of the run, 800 steps",
     ),
     "a short probe": ({"decay": "auto", "probe": 7}, "sparsity.method.probe = 7: must be probe >= 8"),
-    "auto in backward": ({"decay": "auto", "placement": "backward"}, "sparsity.method.placement = backward: must be gradient or decoupled"),
+    "auto in backward": (
+        {"decay": "auto", "probe": 80, "placement": "backward"},
+        "sparsity.method.placement = backward: must be gradient or decoupled",
+    ),
 }
 
 

@@ -46,6 +46,7 @@ def report(
     """
     if not runs:
         raise ConfigError("report: give at least one run folder: nofm report RUN [RUN ...]")
+    runs = tuple(inner for run in runs for inner in _runs_in(run))
     for run in runs:
         _check_run(run)
     from ..report import files_of, table, write_report
@@ -55,6 +56,13 @@ def report(
     for file in files_of(page, picture=picture):
         print(file)
     return 0
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder itself, or the runs in it: what `--seeds` and `nofm study` leave."""
+    if (folder / "run.json").is_file():
+        return [folder]
+    return sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/run.json")) or [folder]
 
 
 def _common_folder(runs: Sequence[Path]) -> Path:

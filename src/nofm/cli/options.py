@@ -141,7 +141,7 @@ def _fits(text: str, kind: Any) -> bool:
     for member in _members(kind):
         if typing.get_origin(member) is tuple:
             member = typing.get_args(member)[0]
-        if member is str or (member is type(None) and text == "None"):
+        if member is str or (member is type(None) and text.lower() == "none"):
             return True
         if typing.get_origin(member) is typing.Literal and text in map(str, typing.get_args(member)):
             return True
@@ -166,8 +166,10 @@ def _near_number(text: str) -> str:
 def _as_tyro(key: str, texts: list[str]) -> list[str]:
     """As tyro reads it: a bool is a flag and its opposite."""
     name = _positive(key)
-    if _known().get(name) is not bool:
-        return [f"--{key}", *texts]
+    kind = _known().get(name)
+    if kind is not bool:
+        optional = type(None) in _members(kind)
+        return [f"--{key}", *("None" if optional and text.lower() == "none" else text for text in texts)]
     value = (name == key) == (not texts or texts[0].lower() == "true")
     group, dot, last = name.rpartition(".")
     return [f"--{name}" if value else f"--{group}{dot}no_{last}"]

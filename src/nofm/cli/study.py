@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.config import ConfigError
+from ..engine.config import ConfigError, RunConfig
 from ..recipes import RECIPES, find
 from ..recipes.studies import STUDIES, find_study
 from ..recipes.study import Row, Study
@@ -131,6 +131,19 @@ def _finished(run: Path) -> bool:
     return bool(lines) and '"event": "end"' in lines[-1] and json.loads(lines[-1])["event"] == "end"
 
 
+def _check_same(run: Path, config: RunConfig) -> None:
+    """Raise where a finished run was made with other options: a table must not mix them."""
+    from ..engine.resolve import differences, to_dict
+
+    before = json.loads((run / "run.json").read_text())["config"]
+    changes = [change for change in differences(before, to_dict(config)) if change[0] not in ("seed", "out")]
+    if changes:
+        key, was, now = changes[0]
+        raise ConfigError(
+            f"{run} is finished, with {key} = {was}, and now it is {now} ({len(changes)} such options); give the old ones, or another --out"
+        )
+
+
 def _train(out: Path, on: str, typed: list[str], rows: list[Row], seeds: range, lanes: int, stop: StopRequest) -> None:
     from ..engine.train import Job, train_together
     from ..engine.validate import check
@@ -139,7 +152,9 @@ def _train(out: Path, on: str, typed: list[str], rows: list[Row], seeds: range, 
     for seed in seeds:  # seed by seed, so that a table is there early
         for row in rows:
             run = folder_of(out, row, seed)
-            if not _finished(run):
+            if _finished(run):
+                _check_same(run, row.config)
+            else:
                 check(row.config)
                 sink = _LastWords(f"{row.label}, seed {seed}")
                 jobs.append(Job(dataclasses.replace(row.config, seed=seed), run, on, typed, resume=True, sinks=[sink]))

@@ -128,6 +128,7 @@ def _method(c: RunConfig) -> Complaints:
             if any(pattern not in ("1:1", "dense", None) for pattern in patterns):
                 yield f"sparsity.{key}", f"must be 1:1 for {m.kind}, which prunes anywhere in a layer: it only says which layers"
     yield from _pruning(c)
+    yield from _in_vain(c)
     decay = None if m.decay == "auto" else m.decay
     if decay is not None and not math.isfinite(decay):
         yield "sparsity.method.decay", "must be finite, or auto; the paper uses 2e-4"
@@ -180,6 +181,15 @@ def _pruning(c: RunConfig) -> Complaints:
         yield "sparsity.method.rewind_to", f"must be below every, {m.every}: the first training ends there"
 
 
+def _in_vain(c: RunConfig) -> Complaints:
+    """Defaults of the papers are for runs of theirs; a run that ends before they begin would be another method without a word."""
+    m, steps = c.sparsity.method, c.engine.steps
+    if steps is not None and m.kind in ("set", "rigl", "snfs", "dsr") and (m.every or 100) >= steps:
+        yield "sparsity.method.every", f"is {m.every or 100:g} steps, and the run has {steps}: nothing would be rewired; give a smaller one"
+    if steps is not None and m.decay == "auto" and m.probe is None and steps <= 1000:
+        yield "sparsity.method.probe", f"is 1000 steps where nothing is said, and the run has {steps}; give about a tenth of it"
+
+
 def _length(c: RunConfig) -> tuple[float | None, str]:
     """How long the run is, and in what."""
     return (c.engine.epochs, "epochs") if c.engine.epochs is not None else (c.engine.steps, "steps")
@@ -213,7 +223,7 @@ def _schedule(c: RunConfig) -> Complaints:
     yield from number("schedule.final", s.final, 0)
     yield from number("schedule.gamma", s.gamma, 0, 1, open_low=True)
     if length is not None and s.warmup >= length > 0:
-        yield "schedule.warmup", f"must end before the run does, after {length:g} {unit}"
+        yield "schedule.warmup", f"must end before the run does, after {length:g} {unit}; a shorter run needs a shorter warm-up"
     if s.kind == "inverse_sqrt" and s.warmup < (1 if unit == "steps" else 1e-9):
         yield "schedule.warmup", f"must be above 0 {unit} with inverse_sqrt, whose rate falls from the end of the warm-up on"
     if s.kind == "cosine" and s.final > c.optim.lr:

@@ -233,6 +233,10 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
 
     Several optimizers: pass them all; each weight follows the steps of the one that owns it.
     """
+    if not isinstance(method, Method):
+        raise OptimizerError(f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {method!r}; attach(method, model, optimizer)")
+    if not isinstance(model, nn.Module):
+        raise OptimizerError(f"attach needs a model, got {type(model).__name__}; attach(method, model, optimizer)")
     model = unwrap(model)
     shards.reshard_(model)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)

@@ -19,7 +19,7 @@ from typing import Any
 from . import curves
 from .compare import Band, Group, Stat
 from .kernels import LayerShapes
-from .read import Run
+from .read import Layer, Run
 
 __all__ = [
     "computes_dense",
@@ -69,11 +69,19 @@ def cost_of(run: Run) -> dict[str, float]:
     """Weights of the listed layers and multiply-adds, all of them and those the network computes with. A tied layer counts once."""
     counted = [layer for layer in run.layers if not layer.note.startswith("tied")]
     weights = sum(layer.weights for layer in counted)
-    cost: dict[str, float] = {"weights": weights, "weights_kept": weights if computes_dense(run) else sum(layer.kept for layer in counted)}
+    cost: dict[str, float] = {"weights": weights, "weights_kept": weights if computes_dense(run) else _kept(run, counted)}
     if run.info["cost"] is not None and {"macs", "macs_sparse"} <= run.info["cost"].keys():
         macs = run.info["cost"]["macs"]
         cost |= {"macs": macs, "macs_kept": macs if computes_dense(run) else run.info["cost"]["macs_sparse"]}
     return cost
+
+
+def _kept(run: Run, counted: Sequence[Layer]) -> int:
+    """Of `counted` layers: as the end of the run says, for methods that prune on the way, or else as its beginning does."""
+    at_first = sum(layer.kept for layer in counted)
+    sparse = sum(layer.kept for layer in counted if layer.pattern)
+    ends = [event.data["kept"] for event in run.of("end") if "kept" in event.data]
+    return at_first - sparse + int(ends[-1]) if ends else at_first
 
 
 def document(groups: Sequence[Group], names: Mapping[Path, str], shapes: dict[str, list[LayerShapes]]) -> dict[str, Any]:
