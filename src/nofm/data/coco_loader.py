@@ -10,28 +10,27 @@ What is in memory (`resident`) is decoded once, kept as bytes on the device and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from .coco import CocoImage, CocoSet, read_pixels
 from .errors import DataError
 from .order import Order, Share, mix
-from .workers import _end, _in_worker, _Keys
+from .processes import TEST, ProcessLoader
 
 __all__ = ["Augment", "CocoLoader", "Target", "read_example"]
 
 Target: TypeAlias = dict[str, Tensor]
 Example: TypeAlias = tuple[Tensor, Target]
 
-_TEST = -1  # the "epoch" of a test image, which is not augmented
 _GREY = 124, 116, 104  # the mean of photographs, around an image that was made smaller
 
 
@@ -114,7 +113,7 @@ class _Examples(Dataset[dict[str, Any]]):
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        training = epoch != _TEST
+        training = epoch != TEST
         size = len(self._sets[training])
         for skipped in range(size):
             at = (index + skipped) % size  # the next readable one stands in
@@ -148,7 +147,7 @@ def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-class CocoLoader:
+class CocoLoader(ProcessLoader):
     """Images of `train`, whose number `order` must know, and of `test`. `skipped` counts images passed by and annotations left out."""
 
     def __init__(
@@ -168,64 +167,11 @@ class CocoLoader:
         """`device` is where resident images lie. Images from files come on the CPU."""
         train.check_same_categories(test)
         assert order.size == len(train), "an order is over the images that are trained on"
-        self.order, self.share, self.skipped, self.names = order, share or Share(), len(train.dropped), train.names
-        self._examples = _Examples(train, test, augment or Augment(), order.seed, skip)
-        self._test_size = len(test)
-        self._workers, self._pin = (0, False) if resident else (workers, pin)
-        self._open: list[Any] = []
+        share, examples = share or Share(), _Examples(train, test, augment or Augment(), order.seed, skip)
+        together = order.batch // (share.world * share.accumulate)
+        super().__init__(examples, _collate, order, share, len(test), together, 0 if resident else workers, pin and not resident)
+        self.skipped, self.names = len(train.dropped), train.names
         if resident:
             device = device or torch.device("cpu")
-            self._examples.keep(True, range(len(train)), device)
-            self._examples.keep(False, self._mine(), device)
-
-    def _mine(self) -> range:
-        return range(self.share.rank, self._test_size, self.share.world)
-
-    def make(self, key: dict[str, Any]) -> dict[str, Any]:
-        """The key is the batch."""
-        return key
-
-    def keys(self, start: int) -> Iterator[dict[str, Any]]:
-        """This process's micro-batches, from step `start` (from 0) on."""
-
-        def keys() -> Iterator[list[tuple[int, int]]]:
-            step = start
-            while True:
-                epoch = self.order.epoch(step)
-                for indices in self.share.micro_batches(self.order.indices(step)):
-                    yield [(epoch, index) for index in indices.tolist()]
-                step += 1
-
-        return self._batches(keys)
-
-    def test(self) -> Iterator[dict[str, Any]]:
-        """This process's part of the test images, once."""
-        mine, size = self._mine(), max(1, self.order.batch // (self.share.world * self.share.accumulate))
-        return self._batches(lambda: iter([[(_TEST, i) for i in mine[first : first + size]] for first in range(0, len(mine), size)]))
-
-    def _batches(self, keys: Callable[[], Iterator[list[tuple[int, int]]]]) -> Iterator[dict[str, Any]]:
-        loader = DataLoader(
-            self._examples,
-            batch_sampler=_Keys(keys),
-            num_workers=self._workers,
-            collate_fn=_collate,
-            pin_memory=self._pin,
-            worker_init_fn=_in_worker,
-            generator=torch.Generator(),  # or it would draw a seed from the global one, once more in a resumed run
-        )
-        batches = iter(loader)
-        self._open.append(batches)
-        try:
-            for batch in batches:
-                if "error" in batch:
-                    raise DataError(batch["error"])
-                self.skipped += batch.pop("skipped")
-                yield batch
-        finally:
-            self._open.remove(batches)
-            _end(batches)
-
-    def close(self) -> None:
-        """End all loader processes."""
-        for batches in list(self._open):
-            _end(batches)
+            examples.keep(True, range(len(train)), device)
+            examples.keep(False, self._mine, device)

@@ -8,13 +8,13 @@ divide by 8, as RAFT needs; tests are whole frames, which the task pads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from .errors import DataError
 from .flow_augment import Augmentation, Example, augment
@@ -22,12 +22,11 @@ from .flow_files import KITTI_UNIT, read_flow, read_frame
 from .flow_layouts import Pair
 from .loader import Batch
 from .order import Order, Share, mix
-from .workers import _end, _in_worker, _Keys
+from .processes import TEST, ProcessLoader
 
 __all__ = ["FlowArrays", "FlowFiles", "ResidentFlow", "read_example"]
 
 _SMALLEST = 128  # pixels of a side: RAFT's correlation pyramid halves 1/8 of it three times
-_TEST = -1  # the "epoch" of a test pair, which is not augmented
 
 
 def _check_crop(crop: tuple[int, int]) -> None:
@@ -172,7 +171,7 @@ class _Examples(Dataset[dict[str, Any]]):
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        pairs = self._test if epoch == _TEST else self._train
+        pairs = self._test if epoch == TEST else self._train
         for skipped in range(len(pairs)):
             at = (index + skipped) % len(pairs)  # the next readable one stands in
             try:
@@ -181,7 +180,7 @@ class _Examples(Dataset[dict[str, Any]]):
                 if not self._skip:
                     return {"error": str(error)}
                 continue
-            if epoch != _TEST:
+            if epoch != TEST:
                 example = augment(example, self._augmentation, torch.Generator().manual_seed(mix(self._seed, epoch, at)))
             return {"example": example, "skipped": skipped}
         return {"error": "no pair of this data set can be read"}
@@ -195,7 +194,7 @@ def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {**parts, **frames, "skipped": sum(s["skipped"] for s in samples)}
 
 
-class FlowFiles:
+class FlowFiles(ProcessLoader):
     """Pairs read and augmented by `workers` processes (0: by this one); tests one by one, since their sizes may differ."""
 
     def __init__(
@@ -210,51 +209,5 @@ class FlowFiles:
         skip: bool = False,
     ) -> None:
         _check_crop(augmentation.size)
-        self.order, self.share, self.skipped = order, share, 0
-        self._test_size, self._workers, self._pin = len(test), workers, pin
-        self._examples = _Examples(list(train), list(test), augmentation, order.seed, skip)
-        self._open: list[Any] = []
-
-    def make(self, key: Batch) -> Batch:
-        return key
-
-    def keys(self, start: int) -> Iterator[Batch]:
-        def keys() -> Iterator[list[tuple[int, int]]]:
-            step = start
-            while True:
-                epoch = self.order.epoch(step)
-                for indices in self.share.micro_batches(self.order.indices(step)):
-                    yield [(epoch, index) for index in indices.tolist()]
-                step += 1
-
-        return self._batches(keys)
-
-    def test(self) -> Iterator[Batch]:
-        mine = range(self.share.rank, self._test_size, self.share.world)
-        return self._batches(lambda: iter([[(_TEST, index)] for index in mine]))
-
-    def _batches(self, keys: Callable[[], Iterator[list[tuple[int, int]]]]) -> Iterator[Batch]:
-        loader = DataLoader(
-            self._examples,
-            batch_sampler=_Keys(keys),
-            num_workers=self._workers,
-            collate_fn=_collate,
-            pin_memory=self._pin,
-            worker_init_fn=_in_worker,
-            generator=torch.Generator(),  # or it would draw a seed from the global one, once more in a resumed run
-        )
-        batches = iter(loader)
-        self._open.append(batches)
-        try:
-            for batch in batches:
-                if "error" in batch:
-                    raise DataError(batch["error"])
-                self.skipped += batch.pop("skipped")
-                yield batch
-        finally:
-            self._open.remove(batches)
-            _end(batches)
-
-    def close(self) -> None:
-        for batches in list(self._open):
-            _end(batches)
+        examples = _Examples(list(train), list(test), augmentation, order.seed, skip)
+        super().__init__(examples, _collate, order, share, len(test), test_batch=1, workers=workers, pin=pin)

@@ -1,31 +1,24 @@
-"""Images read one by one in loader processes: a folder of classes as ImageNet is laid out, or an in-memory set read the same way.
-
-The sampler sends (epoch, index) to the processes, and an image's augmentation is drawn from (seed, epoch, index): which process
-reads it, and whether the run was resumed in between, makes no difference.
-"""
+"""Images read one by one in loader processes: a folder of classes as ImageNet is laid out, or an in-memory set read the same way."""
 
 from __future__ import annotations
 
 import os
-import signal
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from .arrays import Arrays
 from .errors import DataError
-from .loader import Batch
 from .order import Order, Share, mix
+from .processes import TEST, ProcessLoader
 
 __all__ = ["ArrayImages", "FolderImages", "WorkerLoader"]
 
-_TEST = -1  # the "epoch" of a test image, which is not augmented
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
@@ -96,7 +89,7 @@ class _Samples(Dataset[dict[str, Any]]):
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        training = epoch != _TEST
+        training = epoch != TEST
         size = self._images.train_size if training else self._images.test_size
         before = torch.get_rng_state()
         try:
@@ -124,81 +117,9 @@ def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-class _Keys(Sampler[list[tuple[int, int]]]):
-    def __init__(self, make: Callable[[], Iterator[list[tuple[int, int]]]]) -> None:
-        self._make = make
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return self._make()
-
-
-def _in_worker(number: int) -> None:
-    # A signal to the whole process group must reach the engine, which then ends its workers; a dead worker would end the engine.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-class WorkerLoader:
-    """Batches put together by `workers` processes (0: by this one)."""
+class WorkerLoader(ProcessLoader):
+    """Images and labels."""
 
     def __init__(self, images: ArrayImages | FolderImages, order: Order, share: Share, workers: int, pin: bool, skip: bool) -> None:
-        self.order, self.share = order, share
-        self.skipped = 0
-        self._images, self._workers, self._pin = images, workers, pin
-        self._samples = _Samples(images, order.seed, skip)
-        self._open: list[Any] = []
-
-    def make(self, key: Batch) -> Batch:
-        return key
-
-    def keys(self, start: int) -> Iterator[Batch]:
-        def keys() -> Iterator[list[tuple[int, int]]]:
-            step = start
-            while True:
-                epoch = self.order.epoch(step)
-                for indices in self.share.micro_batches(self.order.indices(step)):
-                    yield [(epoch, index) for index in indices.tolist()]
-                step += 1
-
-        return self._batches(keys)
-
-    def test(self) -> Iterator[Batch]:
-        mine = range(self.share.rank, self._images.test_size, self.share.world)
-        size = max(1, min(256, self.order.batch // self.share.world))
-
-        def keys() -> Iterator[list[tuple[int, int]]]:
-            for first in range(0, len(mine), size):
-                yield [(_TEST, index) for index in mine[first : first + size]]
-
-        return self._batches(keys)
-
-    def _batches(self, keys: Callable[[], Iterator[list[tuple[int, int]]]]) -> Iterator[Batch]:
-        loader = DataLoader(
-            self._samples,
-            batch_sampler=_Keys(keys),
-            num_workers=self._workers,
-            collate_fn=_collate,
-            pin_memory=self._pin,
-            worker_init_fn=_in_worker,
-            generator=torch.Generator(),  # or it would draw a seed from the global one, once more in a resumed run
-        )
-        batches = iter(loader)
-        self._open.append(batches)
-        try:
-            for batch in batches:
-                if "error" in batch:
-                    raise DataError(batch["error"])
-                self.skipped += batch.pop("skipped")
-                yield batch
-        finally:
-            self._open.remove(batches)
-            _end(batches)
-
-    def close(self) -> None:
-        for batches in list(self._open):
-            _end(batches)
-
-
-def _end(batches: Any) -> None:
-    if hasattr(batches, "_shutdown_workers"):
-        batches._shutdown_workers()
+        samples = _Samples(images, order.seed, skip)
+        super().__init__(samples, _collate, order, share, images.test_size, min(256, order.batch // share.world), workers, pin)
