@@ -92,7 +92,16 @@ def main() -> None:
             print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "branch_from_m": triton_sort._BRANCH_FROM_M.value, "rows": rows}, file, indent=1)
+            json.dump(
+                {
+                    "device": torch.cuda.get_device_name(),
+                    "torch": torch.__version__,
+                    "branch_from_m": triton_sort._BRANCH_FROM_M.value,
+                    "rows": rows,
+                },
+                file,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

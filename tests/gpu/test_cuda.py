@@ -219,6 +219,8 @@ def test_compiled_steps_have_no_graph_break_one_compilation_and_the_same_masks()
             with torch.no_grad():
                 torch.testing.assert_close(compiled(x), model(x), rtol=1e-2, atol=1e-2)  # other convolution kernels
     assert compilations.frame_count <= 3, "training, and once more without gradients"
+    targets = [str(node.target) for node in compilations.graphs[0].graph.nodes]
+    assert sum("nofm.masked" in target for target in targets) == len(list(nofm.sites(model))), "each layer by our kernel"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

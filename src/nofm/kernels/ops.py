@@ -113,8 +113,11 @@ def _stride(weight: Tensor, grouping: Grouping) -> int:
 
 def compiled_masked(weight: Tensor, grouping: Grouping, dtype: torch.dtype) -> Tensor | None:
     """The masked weight inside compiled code, as one operator with the straight-through gradient; None where it has none to offer."""
-    if not _operator or not (weight.is_cuda or _INTERPRETING) or grouping.pattern.m > MAX_M_TRITON or torch.compiler.is_exporting():
-        return None  # exported programs keep to plain operations, which run where nofm is not installed
+    # Exported programs keep to plain operations, which run where nofm is not installed. Not `is_exporting()`: torch 2.11 takes it for
+    # True in all that it compiles.
+    exporting: bool = torch.compiler._is_exporting_flag
+    if not _operator or not (weight.is_cuda or _INTERPRETING) or grouping.pattern.m > MAX_M_TRITON or exporting:
+        return None
     stride = axis_stride(weight, grouping)
     if stride is None:
         return None
