@@ -192,6 +192,28 @@ def compare_training() -> None:
     print("compared training")
 
 
+def hand_out_masked_weights_and_show_dense_ones() -> None:
+    """A whole model in one launch: layers compute with masked weights that they were handed, hooks find the dense ones."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    nofm.sparsify_(model, "2:4", preset="all", skip="4")
+    handed: list[bool] = []
+
+    def look(*_: object) -> None:
+        assert model[2].weight is model[2]._parameters["weight"]
+        handed.append("_nofm_made" in model[2].__dict__)
+
+    x = torch.randn(4, 16)
+    with use("triton"):
+        expected = model[4](model[3](model[2](model[1](model[0](x)))))
+        model[1].register_forward_hook(look)
+        torch.testing.assert_close(model(x), expected)
+        model[2].register_forward_pre_hook(look)
+        torch.testing.assert_close(model(x), expected)
+    assert handed == [True, False, False]
+    print("compared hooks")
+
+
 def compile_one_node_a_layer(in_order: bool) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -227,6 +249,7 @@ if __name__ == "__main__":
     for kind in (torch.float32, torch.bfloat16, torch.float16):
         look_for_not_finite(kind)
     compare_training()
+    hand_out_masked_weights_and_show_dense_ones()
     for in_order in (False, True):
         compile_one_node_a_layer(in_order)
     sys.exit(0)
