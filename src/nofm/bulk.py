@@ -147,14 +147,15 @@ def _before(model: nn.Module, args: Any) -> None:
 
 
 def _make_masked(model: nn.Module, bulk: _Bulk) -> None:
-    first = next(model.parameters(), None)
-    if first is None or first.device.type not in _DEVICES:
-        return
-    if bulk.plan is None or not bulk.plan.holds():
-        bulk.plan = _make_plan(model, first.device.type)
     plan = bulk.plan
-    if not plan.weights:
-        return
+    if plan is None or not plan.weights or not plan.holds():
+        first = next(model.parameters(), None)
+        if first is None or first.device.type not in _DEVICES:
+            return
+        if plan is None or plan.device != first.device.type or not plan.holds():
+            plan = bulk.plan = _make_plan(model, first.device.type)
+        if not plan.weights:
+            return
     casting = torch.is_autocast_enabled(plan.device)
     if plan.jobs is not None and casting:  # the C kernels write fp32
         return
@@ -166,7 +167,7 @@ def _make_masked(model: nn.Module, bulk: _Bulk) -> None:
     if plan.jobs is None:
         bulk.fleet.masked_into(plan.weights, plan.groupings, outs)
     else:
-        plan.jobs.masked([weight.data_ptr() for weight in plan.weights], [out.data_ptr() for out in outs])
+        plan.jobs.masked([out.data_ptr() for out in outs])
     thread, bulk.served = threading.get_ident(), plan.users
     for module, param, place in plan.users:
         module.__dict__["_nofm_made"] = (thread, param, outs[place])
@@ -242,7 +243,7 @@ def _jobs(chosen: list[Site]) -> cpu.Jobs:
         pattern, stride = site.grouping.pattern, axis_stride(site.weight, site.grouping)
         assert stride is not None, "select has looked at it"
         shapes.append((site.weight.numel() // pattern.m, pattern.n, pattern.m, stride))
-    return cpu.Jobs(shapes)
+    return cpu.Jobs([site.weight.data_ptr() for site in chosen], shapes)
 
 
 def _suits(site: Site, device: str, path: Path, observed: set[int]) -> bool:

@@ -6,6 +6,7 @@ on a GPU.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -89,12 +90,13 @@ def test_many_weights_in_one_call_of_c_are_the_oracle(threads, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        jobs = cpu.Jobs([(w.numel() // g.pattern.m, g.pattern.n, g.pattern.m, w.stride(1)) for w, g in zip(ws, groupings, strict=True)])
+        shapes = [(w.numel() // g.pattern.m, g.pattern.n, g.pattern.m, w.stride(1)) for w, g in zip(ws, groupings, strict=True)]
+        jobs = cpu.Jobs([w.data_ptr() for w in ws], shapes)
     finally:
         torch.set_num_threads(before)
     outs, grads = [torch.full_like(w, 7.0) for w in ws], [torch.ones_like(w) for w in ws]
-    jobs.masked([w.data_ptr() for w in ws], [out.data_ptr() for out in outs])
-    jobs.refine([w.data_ptr() for w in ws], [grad.data_ptr() for grad in grads], [0.5, 1.0, 2.0, 4.0, 8.0], sign=False)
+    jobs.masked([out.data_ptr() for out in outs])
+    jobs.refine([grad.data_ptr() for grad in grads], [0.5, 1.0, 2.0, 4.0, 8.0], sign=False)
     for i, (w, mask) in enumerate(zip(ws, masks, strict=True)):
         assert torch.equal(outs[i], torch.where(mask, w, 0.0))
         assert torch.equal(grads[i], 1 + 0.5 * 2**i * torch.where(mask, 0.0, w))
@@ -102,13 +104,12 @@ def test_many_weights_in_one_call_of_c_are_the_oracle(threads, monkeypatch):
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_the_largest_magnitude_in_c_sees_what_is_not_finite(value):
-    ws, found = [torch.full((3, 5), 3e38), torch.zeros(2, 7, 3, 3), torch.ones(1)], torch.zeros(())
-    cpu.largest_into(ws, found)
-    assert found == 3e38
+    ws = [torch.full((3, 5), 3e38), torch.zeros(2, 7, 3, 3), torch.ones(1)]
+    largest = cpu.Largest(ws)
+    assert largest.find() == ws[0][0, 0].item()
     for w in ws:
         w.view(-1)[-1] = value
-        cpu.largest_into(ws, found)
-        assert not found.isfinite()
+        assert not math.isfinite(largest.find())
         w.zero_()
 
 
