@@ -181,7 +181,7 @@ class SparseModule(nn.Module):
         if torch.compiler.is_compiling():
             return self._traced_forward(*args, **kwargs)
         thread, own = threading.get_ident(), self.__dict__
-        made = own.get("_nofm_made")
+        made: Any = own.get("_nofm_made")  # by `bulk`, for a thread: a name and the masked weight of that name
         is_ready = made is not None and made[0] == thread and not own["_nofm_reads"] and "_nofm_hidden" not in own
         if is_ready and own.setdefault("_nofm_thread", thread) == thread:  # as below, for the case that is common and must be quick
             own["_nofm_hidden"], own[made[1]] = {}, made[2]
