@@ -31,7 +31,7 @@ WEIGHTS = 1 << 26
 def candidates(positions: int, m: int, refine: bool) -> dict[str, Way | None]:
     """By name, what to try; None is what is there now."""
     found: dict[str, Way | None] = {"walk 128 (now)": None, "walk 512": Way("walk", 512)}
-    for size, stretches in ((2048, 1), (2048, 4), (2048, 8), (1024, 4)):
+    for size, stretches in ((2048, 1), (2048, 4), (2048, 8), (1024, 4), (4096, 1), (4096, 4)):
         if whole_blocks(size, m, positions) > 0.9 * size and size // m >= 128:  # a group for each thread
             found[f"exchange {size} x {stretches}"] = Way("exchange", size, stretches)
     block = m * positions

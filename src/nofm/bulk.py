@@ -2,9 +2,12 @@
 
 A layer on its own makes its masked weight when its forward begins: right whoever calls it, but on a GPU many small launches, and in a
 small network on the CPU more Python than arithmetic. When the whole model is called, a hook on it makes all of them in one launch
-(on the CPU: one call into C) and puts them in place, and another takes them away when the forward ends. They live no longer than
+(on the CPU: one call into C) and hands each layer its own, and another takes them back when the forward ends. They live no longer than
 that, so they cannot be stale. Layers that are called by themselves (gradient checkpointing, a part of the model, FSDP2, whose
-weights are only there while their layer runs) find nothing in place and make their own.
+weights are only there while their layer runs) have been handed nothing and make their own.
+
+A layer puts what it was handed in front of its weight in its own forward only, so that everybody else, hooks too, finds the dense weight.
+Hooks may also change weights before a layer begins: modules that have hooks, and all below them, are left to themselves.
 
 The copy that the kernel writes into is made by `weight.to(bfloat16)` or `weight.clone()`: torch's own operations with torch's own
 gradients, which send the gradient straight through and cost the host less than an autograd function in Python would. For the host's
@@ -23,13 +26,14 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from . import ste
 from .kernels import cpu
 from .kernels.multi import Fleet, axis_stride
 from .kernels.ops import register_operator
 from .kernels.select import Path, choose, forced_path, is_watched
-from .layers import Site, SparseModule, casts, sites, unit_of
+from .layers import Site, SparseModule, casts, sites
 from .masks import Grouping
 
 __all__ = ["hang_on_", "take_off_"]
@@ -69,20 +73,29 @@ class _Plan:
     groupings: list[Grouping]
     casts: list[bool]
     jobs: cpu.Jobs | None  # what the CPU does; None on a GPU
-    whole: list[SparseModule]  # all of whose masked weights, and those of the children they read, are here
+    device: str
     forced: Path | None
     lay: list[Any]  # on the CPU: where the weights lay and how; a fleet looks for itself
-    hooks: list[Any]  # on the CPU: where hooks would be
+    hooks: list[Any]  # where hooks are kept
+    hooked: list[int]  # and how many there were
+    handles: int  # torch's count of all hooks ever registered, which says at once that none are new
 
     def holds(self) -> bool:
-        if self.forced != forced_path():
+        if self.forced != forced_path() or not self._has_the_same_hooks():
             return False
         for (module, param, place), record in zip(self.users, self.records, strict=True):
             if module._parameters.get(param) is not self.weights[place] or module.__dict__["_nofm"].get(param) is not record:
                 return False
         if self.jobs is not None:
-            return _are_alone(self.hooks) and [(w.data_ptr(), w.shape, w.stride()) for w in self.weights] == self.lay
-        return all(weight.is_cuda for weight in self.weights)
+            return [(w.data_ptr(), w.shape, w.stride()) for w in self.weights] == self.lay
+        return all(weight.device.type == self.device for weight in self.weights)
+
+    def _has_the_same_hooks(self) -> bool:
+        if self.handles != RemovableHandle.next_id:
+            if [len(hooks) for hooks in self.hooks] != self.hooked:
+                return False
+            self.handles = RemovableHandle.next_id
+        return True
 
 
 @dataclass(slots=True)
@@ -103,14 +116,13 @@ class _Call:
 
 @dataclass(slots=True)
 class _Bulk:
-    """What a model remembers of this: its hooks, the plan, the modules whose masked weights are in place now, and for whom."""
+    """What a model remembers of this: its hooks, the plan, the modules that have been handed masked weights, and for which forward."""
 
     hooks: list[int]
     plan: _Plan | None = None
     fleet: Fleet = field(default_factory=Fleet)
-    shown: list[tuple[SparseModule, str]] = field(default_factory=list)
-    ready: list[SparseModule] = field(default_factory=list)
-    call: dict[str, _Call] = field(default_factory=dict)  # the forward that they are in place for, if one is running
+    served: list[tuple[SparseModule, str, int]] = field(default_factory=list)
+    call: dict[str, _Call] = field(default_factory=dict)  # the forward that is running, if one is
 
     def __deepcopy__(self, memo: Any) -> _Bulk:
         return _Bulk(list(self.hooks))  # modules and addresses are the original's
@@ -125,7 +137,7 @@ def _before(model: nn.Module, args: Any) -> None:
     bulk: _Bulk = model.__dict__[_STATE]
     call = bulk.call.get("now")
     if call is not None and not call.is_running():
-        _take_away(bulk)
+        _take_back(bulk)
     mine = _Call(threading.get_ident(), sys._getframe(1))
     call = bulk.call.setdefault("now", mine)  # one step, so that two threads cannot both pass
     if call is not mine:  # another thread's forward, or the model calls itself
@@ -135,17 +147,19 @@ def _before(model: nn.Module, args: Any) -> None:
 
 
 def _make_masked(model: nn.Module, bulk: _Bulk) -> None:
-    first = next(model.parameters(), None)
-    if first is None or first.device.type not in _DEVICES:
-        return
-    if bulk.plan is None or not bulk.plan.holds():
-        bulk.plan = _make_plan(model, first.device.type)
     plan = bulk.plan
-    if not plan.weights:
+    if plan is None or not plan.weights or not plan.holds():
+        first = next(model.parameters(), None)
+        if first is None or first.device.type not in _DEVICES:
+            return
+        if plan is None or plan.device != first.device.type or not plan.holds():
+            plan = bulk.plan = _make_plan(model, first.device.type)
+        if not plan.weights:
+            return
+    casting = torch.is_autocast_enabled(plan.device)
+    if plan.jobs is not None and casting:  # the C kernels write fp32
         return
-    if (plan.jobs is not None and torch.is_autocast_enabled("cpu")) or not _claim(bulk, plan):  # the C kernels write fp32
-        return
-    dtype = torch.get_autocast_dtype("cuda") if plan.jobs is None and torch.is_autocast_enabled("cuda") else None
+    dtype = torch.get_autocast_dtype(plan.device) if casting else None
     outs = [
         weight.clone() if dtype is None or not cast or weight.dtype != torch.float32 else weight.to(dtype)
         for weight, cast in zip(plan.weights, plan.casts, strict=True)
@@ -153,24 +167,10 @@ def _make_masked(model: nn.Module, bulk: _Bulk) -> None:
     if plan.jobs is None:
         bulk.fleet.masked_into(plan.weights, plan.groupings, outs)
     else:
-        plan.jobs.masked([weight.data_ptr() for weight in plan.weights], [out.data_ptr() for out in outs])
+        plan.jobs.masked([out.data_ptr() for out in outs])
+    thread, bulk.served = threading.get_ident(), plan.users
     for module, param, place in plan.users:
-        module.__dict__[param] = outs[place]
-    for module in plan.whole:
-        module.__dict__["_nofm_ready"] = threading.get_ident()
-    bulk.ready = plan.whole
-
-
-def _claim(bulk: _Bulk, plan: _Plan) -> bool:
-    """Make all layers this thread's, before anything is done to their weights; False if one is in use, which its own forward says."""
-    thread = threading.get_ident()
-    for module, param, _ in plan.users:
-        if module.__dict__.setdefault("_nofm_thread", thread) != thread or "_nofm_hidden" in module.__dict__:
-            _give_back(bulk)
-            return False
-        module.__dict__["_nofm_hidden"] = {param: None}
-        bulk.shown.append((module, param))
-    return True
+        module.__dict__["_nofm_made"] = (thread, param, outs[place])
 
 
 def _after(model: nn.Module, args: Any, output: Any) -> None:
@@ -183,65 +183,58 @@ def _after(model: nn.Module, args: Any, output: Any) -> None:
     if call.inner:
         call.inner -= 1
     else:
-        _take_away(bulk)
+        _take_back(bulk)
 
 
-def _take_away(bulk: _Bulk) -> None:
-    _give_back(bulk)
+def _take_back(bulk: _Bulk) -> None:
+    for module, _, _ in bulk.served:
+        module.__dict__.pop("_nofm_made", None)
+    bulk.served = []
     bulk.call.clear()
 
 
-def _give_back(bulk: _Bulk) -> None:
-    for module in bulk.ready:
-        module.__dict__.pop("_nofm_ready", None)
-    for module, param in bulk.shown:
-        module.__dict__.pop(param, None)
-        module.__dict__.pop("_nofm_hidden", None)
-        module.__dict__.pop("_nofm_thread", None)
-    bulk.ready = []
-    bulk.shown.clear()
-
-
 def _make_plan(model: nn.Module, device: str) -> _Plan:
+    forced = forced_path()
+    path = forced or _DEVICES[device]
+    observed = _observed(model)
     try:
-        chosen = [site for site in sites(model) if _suits(site, device)]
+        chosen = [site for site in sites(model) if _suits(site, device, path, observed)]
     except KeyError:  # a weight has been parametrized away; its layer's own forward says so
         chosen = []
-    hooks = _places_for_hooks(model) if device == "cpu" else []
-    if not _are_alone(hooks) or (device == "cpu" and sum(site.weight.numel() for site in chosen) > _SMALL):
+    if path == "cpu" and sum(site.weight.numel() for site in chosen) > _SMALL:
         chosen = []
     users = [(module, param, place) for place, site in enumerate(chosen) for module, param in site.users]
-    served = {(id(module), param) for module, param, _ in users}
-
-    def is_whole(module: SparseModule) -> bool:
-        return all((id(member), param) in served for member in unit_of(module) for param in member._nofm)
-
+    hooks = _places_for_hooks(model)
     return _Plan(
         users,
         [module._nofm[param] for module, param, _ in users],
         [site.weight for site in chosen],
         [site.grouping for site in chosen],
         [casts(site.module) for site in chosen],
-        _jobs(chosen) if device == "cpu" else None,
-        [module for module in model.modules() if isinstance(module, SparseModule) and is_whole(module)],
-        forced_path(),
-        [(site.weight.data_ptr(), site.weight.shape, site.weight.stride()) for site in chosen] if device == "cpu" else [],
+        _jobs(chosen) if path == "cpu" else None,
+        device,
+        forced,
+        [(site.weight.data_ptr(), site.weight.shape, site.weight.stride()) for site in chosen] if path == "cpu" else [],
         hooks,
+        [len(each) for each in hooks],
+        RemovableHandle.next_id,
     )
 
 
 def _places_for_hooks(model: nn.Module) -> list[Any]:
-    """Where hooks that run during a forward of `model` are kept, its own first, which hold one of ours each."""
-    places: list[Any] = [model._forward_pre_hooks, model._forward_hooks]
-    for module in model.modules():
-        if module is not model:
-            places += [module._forward_pre_hooks, module._forward_hooks]
+    """Where hooks that run during a forward of `model` are kept."""
+    places = [hooks for module in model.modules() for hooks in (module._forward_pre_hooks, module._forward_hooks)]
     return [*places, modules._global_forward_pre_hooks, modules._global_forward_hooks]
 
 
-def _are_alone(hooks: list[Any]) -> bool:
-    """Whether nobody else looks at the model during its forward. On the CPU, hooks see the dense weights of layers, as ever."""
-    return not hooks or (len(hooks[0]) == 1 and len(hooks[1]) == 1 and not any(hooks[2:]))
+def _observed(model: nn.Module) -> set[int]:
+    """The ids of all modules that a hook may change during a forward of `model`: those that have one, and all below them. On `model`
+    itself, hooks before ours and after the forward have no part in it."""
+    last, bulk = next(reversed(model._forward_pre_hooks), None), model.__dict__[_STATE]
+    if modules._global_forward_pre_hooks or modules._global_forward_hooks or last not in bulk.hooks:
+        return {id(module) for module in model.modules()}
+    hooked = [m for m in model.modules() if m is not model and (m._forward_pre_hooks or m._forward_hooks)]
+    return {id(module) for top in hooked for module in top.modules()}
 
 
 def _jobs(chosen: list[Site]) -> cpu.Jobs:
@@ -250,16 +243,18 @@ def _jobs(chosen: list[Site]) -> cpu.Jobs:
         pattern, stride = site.grouping.pattern, axis_stride(site.weight, site.grouping)
         assert stride is not None, "select has looked at it"
         shapes.append((site.weight.numel() // pattern.m, pattern.n, pattern.m, stride))
-    return cpu.Jobs(shapes)
+    return cpu.Jobs([site.weight.data_ptr() for site in chosen], shapes)
 
 
-def _suits(site: Site, device: str) -> bool:
+def _suits(site: Site, device: str, path: Path, observed: set[int]) -> bool:
     """Whether the launch over all weights can serve this one, and all its users want it in the same type."""
     if site.weight.device.type != device or site.lens is not ste.straight_through:
         return False
-    if choose(site.weight, site.grouping) != _DEVICES[device]:
+    if path == "torch" or choose(site.weight, site.grouping) != path:
         return False
     users = [module for module, _ in site.users]
+    if any(id(module) in observed for module in users):
+        return False
     if any(len(module._nofm) > 1 or isinstance(module, nn.RNNBase) or parametrize.is_parametrized(module) for module in users):
         return False
     return len({casts(module) for module in users}) == 1 and not any(param in module.__dict__ for module, param in site.users)

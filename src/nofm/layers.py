@@ -44,7 +44,6 @@ __all__ = [
     "restore_class_",
     "sites",
     "swap_readers_",
-    "unit_of",
 ]
 
 
@@ -181,12 +180,18 @@ class SparseModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self._traced_forward(*args, **kwargs)
-        thread = threading.get_ident()
-        if self.__dict__.get("_nofm_ready") == thread:  # `bulk` has all masked weights of the model in place
-            return super().forward(*args, **kwargs)
+        thread, own = threading.get_ident(), self.__dict__
+        made: Any = own.get("_nofm_made")  # by `bulk`, for a thread: a name and the masked weight of that name
+        is_ready = made is not None and made[0] == thread and not own["_nofm_reads"] and "_nofm_hidden" not in own
+        if is_ready and own.setdefault("_nofm_thread", thread) == thread:  # as below, for the case that is common and must be quick
+            own["_nofm_hidden"], own[made[1]] = {}, made[2]
+            try:
+                return super().forward(*args, **kwargs)
+            finally:
+                del own[made[1]], own["_nofm_hidden"], own["_nofm_thread"]
         shown: list[SparseModule] = []
         try:
-            for module in unit_of(self):
+            for module in _unit_of(self):
                 owner = module.__dict__.setdefault("_nofm_thread", thread)  # one step, so that two threads cannot both pass
                 if owner != thread:
                     raise LayerError(
@@ -197,7 +202,8 @@ class SparseModule(nn.Module):
                     continue  # an enclosing unit has the masked weights in place, or the layer calls itself
                 shown.append(module)
                 module.__dict__["_nofm_hidden"] = {}
-                masked = _masked(module)
+                made = module.__dict__.get("_nofm_made")
+                masked = {made[1]: made[2]} if made is not None and made[0] == thread else _masked(module)
                 module.__dict__["_nofm_hidden"] = {name: module.__dict__.get(name) for name in masked}
                 module.__dict__.update(masked)  # hides the parameters of these names
             return super().forward(*args, **kwargs)
@@ -216,7 +222,7 @@ class SparseModule(nn.Module):
         hidden: list[tuple[dict[str, Any], str, Any]] = []
         shown: list[SparseModule] = []
         try:
-            for module in unit_of(self):
+            for module in _unit_of(self):
                 if module.__dict__["_nofm_traced"]:
                     continue
                 module.__dict__["_nofm_traced"] = True
@@ -305,7 +311,7 @@ def dense_class(cls: type[Any]) -> type[Any]:
 # ---- during forward ----
 
 
-def unit_of(module: SparseModule) -> list[SparseModule]:
+def _unit_of(module: SparseModule) -> list[SparseModule]:
     """`module` and the sparse modules below it whose weights it reads itself."""
     read = [module.get_submodule(name) for name in module._nofm_reads]
     return [module, *(child for child in read if isinstance(child, SparseModule))]

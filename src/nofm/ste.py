@@ -53,6 +53,9 @@ def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None, 
         return result
     if torch.compiler.is_compiling() and (compiled := compiled_masked(weight, grouping, dtype)) is not None:
         return compiled
+    # While exporting, no: see `compiled_masked` for the flag.
+    if torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag and type(weight) in (Tensor, torch.nn.Parameter):
+        return _copied_and_pruned(weight, shards.mask(weight, grouping)).to(dtype)
     selected: Tensor = _StraightThrough.apply(weight, shards.mask(weight, grouping))
     return selected.to(dtype)
 
@@ -112,6 +115,15 @@ class SoftThreshold:
 def select(weight: Tensor, mask: Tensor) -> Tensor:
     """`weight` where `mask` is True, +0.0 elsewhere."""
     return torch.where(mask, weight, 0.0)
+
+
+def _copied_and_pruned(weight: Tensor, mask: Tensor) -> Tensor:
+    """As `_StraightThrough`, by a copy whose gradient goes straight through, for torch.compile: it keeps code that has an autograd function
+    of somebody's own out of its cache, so that each process would compile anew."""
+    seen = weight.clone()
+    with torch.no_grad():
+        seen.masked_fill_(~mask, 0.0)
+    return seen
 
 
 def refinement(weight: Tensor, mask: Tensor, refine: Refinement, grad: Tensor, lr: float | Tensor) -> Tensor:

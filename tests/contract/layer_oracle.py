@@ -95,7 +95,7 @@ def assert_weights_are_the_parameters(model: nn.Module) -> None:
     """Outside of forward nothing hides a stored weight, and no layer believes itself in forward."""
     for name, module in model.named_modules():
         if isinstance(module, SparseModule):
-            assert set(vars(module)) & (set(module._nofm) | {"_nofm_hidden", "_nofm_thread"}) == set(), name
+            assert set(vars(module)) & (set(module._nofm) | {"_nofm_hidden", "_nofm_thread", "_nofm_made"}) == set(), name
         if isinstance(module, nn.RNNBase):
             assert all(flat is getattr(module, p) for flat, p in zip(module._flat_weights, module._flat_weights_names, strict=True))
 

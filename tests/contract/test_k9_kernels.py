@@ -6,6 +6,7 @@ on a GPU.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -89,12 +90,13 @@ def test_many_weights_in_one_call_of_c_are_the_oracle(threads, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        jobs = cpu.Jobs([(w.numel() // g.pattern.m, g.pattern.n, g.pattern.m, w.stride(1)) for w, g in zip(ws, groupings, strict=True)])
+        shapes = [(w.numel() // g.pattern.m, g.pattern.n, g.pattern.m, w.stride(1)) for w, g in zip(ws, groupings, strict=True)]
+        jobs = cpu.Jobs([w.data_ptr() for w in ws], shapes)
     finally:
         torch.set_num_threads(before)
     outs, grads = [torch.full_like(w, 7.0) for w in ws], [torch.ones_like(w) for w in ws]
-    jobs.masked([w.data_ptr() for w in ws], [out.data_ptr() for out in outs])
-    jobs.refine([w.data_ptr() for w in ws], [grad.data_ptr() for grad in grads], [0.5, 1.0, 2.0, 4.0, 8.0], sign=False)
+    jobs.masked([out.data_ptr() for out in outs])
+    jobs.refine([grad.data_ptr() for grad in grads], [0.5, 1.0, 2.0, 4.0, 8.0], sign=False)
     for i, (w, mask) in enumerate(zip(ws, masks, strict=True)):
         assert torch.equal(outs[i], torch.where(mask, w, 0.0))
         assert torch.equal(grads[i], 1 + 0.5 * 2**i * torch.where(mask, 0.0, w))
@@ -102,13 +104,12 @@ def test_many_weights_in_one_call_of_c_are_the_oracle(threads, monkeypatch):
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_the_largest_magnitude_in_c_sees_what_is_not_finite(value):
-    ws, found = [torch.full((3, 5), 3e38), torch.zeros(2, 7, 3, 3), torch.ones(1)], torch.zeros(())
-    cpu.largest_into(ws, found)
-    assert found == 3e38
+    ws = [torch.full((3, 5), 3e38), torch.zeros(2, 7, 3, 3), torch.ones(1)]
+    largest = cpu.Largest(ws)
+    assert largest.find() == ws[0][0, 0].item()
     for w in ws:
         w.view(-1)[-1] = value
-        cpu.largest_into(ws, found)
-        assert not found.isfinite()
+        assert not math.isfinite(largest.find())
         w.zero_()
 
 
@@ -161,29 +162,65 @@ class Notes(nn.Linear):
     """A layer that notes whether its masked weight was there before its forward began."""
 
     def forward(self, x):
-        self.placed = "_nofm_ready" in self.__dict__
+        self.placed = "_nofm_made" in self.__dict__
         return super().forward(x)
 
 
-@pytest.mark.parametrize("hooked", [False, True])
-def test_a_small_model_on_the_cpu_is_masked_in_one_call_and_learns_as_its_layers_would(hooked):
+def _hooked_network() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 16, 3), nn.Flatten(), nn.Sequential(Notes(64, 16), nn.Tanh()), nn.Linear(16, 4))
+    nofm.sparsify_(model, {"0": "1:4", "2.0": "2:8"})
+    model(torch.randn(3, 4, 4, 4))  # a plan is made, which must not outlive its reasons
+    return model
+
+
+_HOOKS = {  # where a hook hangs, and whether the second layer's masked weight is still made with all others
+    "none": (lambda model, hook: None, True),
+    "on a neighbour": (lambda model, hook: model[1].register_forward_hook(hook), True),
+    "on the layer": (lambda model, hook: model[2][0].register_forward_pre_hook(hook), False),
+    "above the layer": (lambda model, hook: model[2].register_forward_pre_hook(hook), False),
+    "on the model, after ours": (lambda model, hook: model.register_forward_pre_hook(hook), False),
+    "on the model, before ours": (lambda model, hook: model.register_forward_pre_hook(hook, prepend=True), True),
+    "on all modules": (lambda model, hook: nn.modules.module.register_module_forward_pre_hook(hook), False),
+}
+
+
+@pytest.mark.parametrize("where", _HOOKS)
+def test_a_small_model_on_the_cpu_is_masked_in_one_call_and_learns_as_its_layers_would(where):
+    hang, stays = _HOOKS[where]
     results = []
     for whole in (True, False):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(4, 16, 3), nn.Flatten(), Notes(64, 16), nn.Linear(16, 4))
-        nofm.sparsify_(model, {"0": "1:4", "2": "2:8"})
-        model(torch.randn(3, 4, 4, 4))  # a plan is made, which must not outlive its reasons
-        dense, seen = model[2].weight.detach(), []
-        if hooked:
-            model[1].register_forward_hook(lambda *args, seen=seen, layer=model[2]: seen.append(layer.weight.detach().clone()))
+        model = _hooked_network()
+        layer, seen = model[2][0], []
+        handle = hang(model, lambda *args, layer=layer, seen=seen: seen.append(layer.weight))
         x = torch.randn(3, 4, 4, 4)
-        for layer in (model,) if whole else model:
-            x = layer(x)
+        for part in (model,) if whole else model:
+            x = part(x)
+        if handle is not None:
+            handle.remove()
         x.square().sum().backward()
-        assert model[2].placed == (whole and not hooked)
-        assert all(torch.equal(weight, dense) for weight in seen), "a hook sees the dense weight"
+        assert layer.placed == (whole and stays)
+        assert all(weight is layer._parameters["weight"] for weight in seen), "a hook sees the dense weight"
+        assert bool(seen) == (where != "none" and (whole or "on the model" not in where))
         results.append([x, *(p.grad for p in model.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("where", ["on the layer", "above the layer", "on the model, after ours", "on the model, before ours"])
+def test_a_weight_that_a_hook_has_changed_is_masked_as_it_is_now(where):
+    model = _hooked_network()
+    layer, changed = model[2][0], torch.randn(16, 64)
+
+    def change(*_: object) -> None:
+        layer.weight.data.copy_(changed)
+
+    _HOOKS[where][0](model, change)
+    x = torch.randn(3, 4, 4, 4)
+    hidden = model[1](model[0](x))
+    seen = torch.where(reference.mask(changed, Grouping(Pattern("2:8"))), changed, 0.0)
+    expected = model[3](torch.tanh(nn.functional.linear(hidden, seen, layer.bias)))
+    torch.testing.assert_close(model(x), expected)
+    assert torch.equal(layer.weight, changed)
 
 
 @pytest.mark.parametrize("refine", ["weight", "sign", "gradient"])
@@ -212,7 +249,7 @@ def test_triton_kernels_are_the_oracle_in_the_interpreter():
     result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     lines = result.stdout.splitlines()
-    assert sum(line.startswith("compared") for line in lines) >= 33 + 8 + 7 + 3 + 3, result.stdout
+    assert sum(line.startswith("compared") for line in lines) >= 33 + 8 + 3 + 7 + 3 + 4, result.stdout
 
 
 @pytest.mark.parametrize(

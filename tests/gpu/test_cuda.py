@@ -125,19 +125,22 @@ def test_a_whole_model_in_one_launch_equals_its_layers_one_by_one(autocast, chan
         model = model.to(memory_format=torch.channels_last)
     nofm.sparsify_(model, {"2": "2:8", "4": "1:4", "6": "2:4"})
     assert explain(nofm.sites(model)).count("triton") == 3
-    seen: dict[str, torch.Tensor] = {}
-    for site in nofm.sites(model):
-        site.module.register_forward_pre_hook(lambda m, a, name=site.name: seen.__setitem__(name, m.__dict__.get("weight")))
+    in_bulk: dict[str, torch.Tensor] = {}
+
+    def look(*_: object) -> None:
+        for site in nofm.sites(model):
+            in_bulk[site.name] = site.module.__dict__["_nofm_made"][2]
+            assert site.module.weight is site.weight, "a hook sees the dense weight"
+
+    model[0].register_forward_hook(look)
     x = torch.randn(4, 3, 8, 8, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
         model(x)
-        in_bulk = dict(seen)
     for site in nofm.sites(model):
         expected = torch.where(reference.mask(site.weight.cpu(), site.grouping).cuda(), site.weight, 0.0)
-        assert in_bulk[site.name] is not None, "the masked weights were in place before the layers began"
         assert torch.equal(in_bulk[site.name], expected.to(torch.bfloat16 if autocast else torch.float32))
         assert in_bulk[site.name].stride() == site.weight.stride()
-        assert "weight" not in site.module.__dict__, "and are gone after the forward"
+        assert "_nofm_made" not in site.module.__dict__, "and are gone after the forward"
 
 
 def test_training_by_kernels_equals_training_by_plain_torch():
@@ -219,6 +222,8 @@ def test_compiled_steps_have_no_graph_break_one_compilation_and_the_same_masks()
             with torch.no_grad():
                 torch.testing.assert_close(compiled(x), model(x), rtol=1e-2, atol=1e-2)  # other convolution kernels
     assert compilations.frame_count <= 3, "training, and once more without gradients"
+    targets = [str(node.target) for node in compilations.graphs[0].graph.nodes]
+    assert sum("nofm.masked" in target for target in targets) == len(list(nofm.sites(model))), "each layer by our kernel"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

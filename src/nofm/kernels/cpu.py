@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_M", "Jobs", "largest_into", "mask", "masked", "refine_", "unavailable"]
+__all__ = ["MAX_M", "Jobs", "Largest", "mask", "masked", "refine_", "unavailable"]
 
 MAX_M = 64
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
@@ -100,13 +100,13 @@ def refine_(weight: Tensor, out: Tensor, factor: float, sign: bool, n: int, m: i
 
 
 class Jobs:
-    """What is done to many weights together, step after step: shapes that stay, addresses that may change."""
+    """What is done to many weights together, step after step: weights that stay where they are, results that go elsewhere each time."""
 
-    def __init__(self, shapes: Sequence[tuple[int, int, int, int]]) -> None:
-        """`shapes`: for each weight how many groups it has, N, M, and the distance between neighbours of a group."""
+    def __init__(self, weights: Sequence[int], shapes: Sequence[tuple[int, int, int, int]]) -> None:
+        """`weights`: their addresses. `shapes`: how many groups each has, N, M, and the distance between neighbours of a group."""
         total = sum(groups * m for groups, _, m, _ in shapes)
         tasks = max(1, min(torch.get_num_threads(), -(-total // _WEIGHTS_OF_A_TASK)))
-        self._tasks = [_Task([], array("q")) for _ in range(tasks)]
+        self._tasks = [_Task([], array("q"), array("q")) for _ in range(tasks)]
         room = share = -(-total // tasks)
         number = 0
         for i, (groups, n, m, stride) in enumerate(shapes):
@@ -114,30 +114,34 @@ class Jobs:
             while begin < groups:
                 end = groups if number + 1 == tasks else min(groups, begin + max(1, room // m))
                 self._tasks[number].members.append(i)
+                self._tasks[number].weights.append(weights[i])
                 self._tasks[number].spans.extend((begin, end, n, m, stride))
                 room -= (end - begin) * m
                 begin = end
                 if room < m and number + 1 < tasks:
                     number, room = number + 1, share
 
-    def masked(self, weights: Sequence[int], outs: Sequence[int]) -> None:
-        """Write the masked weights; both as addresses."""
-        self._run(_library()[0].nofm_masked_all, weights, outs, lambda task: ())
+    def masked(self, outs: Sequence[int]) -> None:
+        """Write the masked weights to these addresses."""
+        function = _library()[0].nofm_masked_all
 
-    def refine(self, weights: Sequence[int], outs: Sequence[int], factors: Sequence[float], sign: bool) -> None:
-        """out += factor * (w, or sign(w)) where pruned, a factor for each weight."""
-
-        def more(task: _Task) -> tuple[Any, ...]:
-            return array("f", [factors[i] for i in task.members]), int(sign)
-
-        self._run(_library()[0].nofm_refine_all, weights, outs, more)
-
-    def _run(self, function: Any, weights: Sequence[int], outs: Sequence[int], more: Callable[[_Task], tuple[Any, ...]]) -> None:
         def run(task: _Task) -> None:
-            members = task.members
-            columns = (array("q", [weights[i] for i in members]), array("q", [outs[i] for i in members]), task.spans, *more(task))
-            function(len(members), *(c.buffer_info()[0] if isinstance(c, array) else c for c in columns))
+            mine = array("q", [outs[i] for i in task.members])
+            function(*task.call, mine.buffer_info()[0], task.spans.buffer_info()[0])
 
+        self._run(run)
+
+    def refine(self, outs: Sequence[int], factors: Sequence[float], sign: bool) -> None:
+        """out += factor * (w, or sign(w)) where pruned, an address and a factor for each weight."""
+        function = _library()[0].nofm_refine_all
+
+        def run(task: _Task) -> None:
+            mine, times = array("q", [outs[i] for i in task.members]), array("f", [factors[i] for i in task.members])
+            function(*task.call, mine.buffer_info()[0], task.spans.buffer_info()[0], times.buffer_info()[0], sign)
+
+        self._run(run)
+
+    def _run(self, run: Callable[[_Task], None]) -> None:
         if len(self._tasks) == 1:
             run(self._tasks[0])
         else:
@@ -146,16 +150,29 @@ class Jobs:
 
 @dataclass(slots=True)
 class _Task:
-    """One thread's part of the work: places of weights, and for each five numbers: first group, last, N, M, stride."""
+    """One thread's part of the work: places and addresses of weights, and for each five numbers: first group, last, N, M, stride."""
 
     members: list[int]
+    weights: array[int]
     spans: array[int]
 
+    @property
+    def call(self) -> tuple[int, int]:
+        return len(self.members), self.weights.buffer_info()[0]
 
-def largest_into(weights: Sequence[Tensor], out: Tensor) -> None:
-    """The largest magnitude in all weights, NaN being the largest of all, into `out`. They are fp32 and fill their memory without gaps."""
-    addresses, sizes = array("q", [w.data_ptr() for w in weights]), array("q", [w.numel() for w in weights])
-    _library()[0].nofm_largest(len(weights), addresses.buffer_info()[0], sizes.buffer_info()[0], out.data_ptr())
+
+class Largest:
+    """The largest magnitude in many weights, NaN being the largest of all. They are fp32 and fill their memory without gaps."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._addresses, self._sizes = array("q", [w.data_ptr() for w in weights]), array("q", [w.numel() for w in weights])
+        self._found = ctypes.c_float()
+        self._call = len(weights), self._addresses.buffer_info()[0], self._sizes.buffer_info()[0], ctypes.addressof(self._found)
+
+    def find(self) -> float:
+        """It, as the weights are now. They must lie where they lay."""
+        _library()[0].nofm_largest(*self._call)
+        return self._found.value
 
 
 def _in_threads(groups: int, m: int, run: Callable[[int, int], None]) -> None:

@@ -62,8 +62,7 @@ def refine_all_(
         return list(range(len(weights)))
     verdict = _verdict(fleet, weights, groupings, outs, scale is not None)
     if chosen := verdict.places["cpu"]:
-        ws, os, factors_of = _picked(weights, chosen), _picked(outs, chosen), _picked(factors, chosen)
-        verdict.jobs.refine([w.data_ptr() for w in ws], [o.data_ptr() for o in os], factors_of, sign)
+        verdict.jobs.refine([out.data_ptr() for out in _picked(outs, chosen)], _picked(factors, chosen), sign)
     if chosen := verdict.places["triton"]:
         at = weights[chosen[0]].device
         one = fleet.numbers([1.0], at) if scale is None else scale.to(torch.float32)
@@ -85,7 +84,7 @@ class _Verdict:
 
     key: list[Any]
     places: dict[Path, list[int]] = field(default_factory=lambda: {"triton": [], "cpu": [], "torch": []})
-    jobs: cpu.Jobs = field(default_factory=lambda: cpu.Jobs(()))
+    jobs: cpu.Jobs = field(default_factory=lambda: cpu.Jobs((), ()))
 
 
 def _verdict(fleet: Fleet, weights: Sequence[Tensor], groupings: Sequence[Grouping], outs: Sequence[Tensor], scaled: bool) -> _Verdict:
@@ -101,7 +100,8 @@ def _verdict(fleet: Fleet, weights: Sequence[Tensor], groupings: Sequence[Groupi
         path = choose(weight, grouping) if alike else "torch"
         verdict.places["torch" if path == "cpu" and scaled else path].append(i)
     patterns = [(weights[i], groupings[i], groupings[i].pattern) for i in verdict.places["cpu"]]
-    verdict.jobs = cpu.Jobs([(w.numel() // p.m, p.n, p.m, _stride(w, g)) for w, g, p in patterns])
+    shapes = [(w.numel() // p.m, p.n, p.m, _stride(w, g)) for w, g, p in patterns]
+    verdict.jobs = cpu.Jobs([w.data_ptr() for w, _, _ in patterns], shapes)
     return verdict
 
 
@@ -113,8 +113,11 @@ def _stride(weight: Tensor, grouping: Grouping) -> int:
 
 def compiled_masked(weight: Tensor, grouping: Grouping, dtype: torch.dtype) -> Tensor | None:
     """The masked weight inside compiled code, as one operator with the straight-through gradient; None where it has none to offer."""
-    if not _operator or not (weight.is_cuda or _INTERPRETING) or grouping.pattern.m > MAX_M_TRITON or torch.compiler.is_exporting():
-        return None  # exported programs keep to plain operations, which run where nofm is not installed
+    # Exported programs keep to plain operations, which run where nofm is not installed. Not `is_exporting()`: torch 2.11 takes it for
+    # True in all that it compiles.
+    exporting: bool = torch.compiler._is_exporting_flag
+    if not _operator or not (weight.is_cuda or _INTERPRETING) or grouping.pattern.m > MAX_M_TRITON or exporting:
+        return None
     stride = axis_stride(weight, grouping)
     if stride is None:
         return None

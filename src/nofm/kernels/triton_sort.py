@@ -15,15 +15,18 @@ import triton.language as tl
 __all__ = ["count_ones", "keep_bits", "keep_n", "magnitude_key"]
 
 
-@triton.jit
-def _sorted(keys, FIRST: tl.constexpr, M: tl.constexpr):
-    """Keys FIRST .. FIRST + M in descending order: Batcher's odd-even merge sort, two instructions for each exchange.
+# From this M on, ties are looked at only where a group of the program has one that matters: the last key that is kept equals the first
+# that is not. fp32 weights hardly ever have one, and looking at them is a third of the instructions.
+_BRANCH_FROM_M = tl.constexpr(16)
 
-    Only the n-th largest is looked at, so the compiler drops every exchange that does not lead there.
+
+@triton.jit
+def _sorted(values, M: tl.constexpr):
+    """M keys in descending order: Batcher's odd-even merge sort, two instructions for each exchange.
+
+    Only the n-th largest and the next are looked at, so the compiler drops every exchange that does not lead there: for 16:32 it is left
+    with two sorts of 16 and 32 minima and maxima.
     """
-    values = ()
-    for m in tl.static_range(M):
-        values = values + (keys[FIRST + m],)
     for log_p in tl.static_range(6):
         for log_back in tl.static_range(6):
             if log_back <= log_p and 2**log_p < M:
@@ -47,17 +50,59 @@ def _exchange(values, p: tl.constexpr, k: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
+def _own_keys(keys, FIRST: tl.constexpr, M: tl.constexpr):
+    """Keys FIRST .. FIRST + M. Those of 16 bits leave room for the place in the group, the earlier the larger: no two are equal then."""
+    own = ()
+    for m in tl.static_range(M):
+        if keys[FIRST + m].dtype == tl.int16:
+            own = own + (keys[FIRST + m].to(tl.int32) * M + (M - 1 - m),)
+        else:
+            own = own + (keys[FIRST + m],)
+    return own
+
+
+@triton.jit
 def keep_n(keys, N: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr):
     """For keys FIRST .. FIRST + M of a lane: a tuple of M flags, True at the N largest, the earlier first among equals."""
-    threshold = _sorted(keys, FIRST, M)[N - 1]
+    own = _own_keys(keys, FIRST, M)
+    ranked = _sorted(own, M)
+    if keys[FIRST].dtype == tl.int16 or N == M or M >= _BRANCH_FROM_M:
+        if keys[FIRST].dtype != tl.int16 and N < M:
+            own = _without_ties(own, ranked[N - 1], ranked[N], N, M)
+        keep = ()
+        for m in tl.static_range(M):
+            keep = keep + (own[m] >= ranked[N - 1],)
+    else:
+        keep = _first_of_equals(own, ranked[N - 1], N, M)
+    return keep
+
+
+@triton.jit
+def _without_ties(own, threshold, following, N: tl.constexpr, M: tl.constexpr):
+    """The keys, but for those that equal the threshold and find no room: they are lowered by one. Nothing to do where a program has none.
+
+    Flags would be the plainer result, but carried out of a branch they cost more than the branch saves.
+    """
+    if tl.max((threshold == following).to(tl.int32), axis=0) != 0:
+        keep = _first_of_equals(own, threshold, N, M)
+        lowered = ()
+        for m in tl.static_range(M):
+            lowered = lowered + (tl.where(keep[m], own[m], tl.minimum(own[m], threshold - 1)),)
+        own = lowered
+    return own
+
+
+@triton.jit
+def _first_of_equals(own, threshold, N: tl.constexpr, M: tl.constexpr):
+    """The flags of `keep_n` whatever keys are equal."""
     above = tl.zeros_like(threshold)
     for m in tl.static_range(M):
-        above += (keys[FIRST + m] > threshold).to(tl.int32)
+        above += (own[m] > threshold).to(tl.int32)
     room = N - above  # for this many of those equal to the threshold
     keep = ()
     for m in tl.static_range(M):
-        equal = keys[FIRST + m] == threshold
-        keep = keep + ((keys[FIRST + m] > threshold) | (equal & (room > 0)),)
+        equal = own[m] == threshold
+        keep = keep + ((own[m] > threshold) | (equal & (room > 0)),)
         room -= equal.to(tl.int32)
     return keep
 
@@ -71,21 +116,33 @@ def keep_bits(keys, N: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr):
         for m in tl.static_range(1, M):
             bits |= keep[m].to(tl.uint32) << m
     else:
-        bits = _keep_bits_by_signs(keys, N, FIRST, M)
+        own = _own_keys(keys, FIRST, M)
+        ranked = _sorted(own, M)
+        if keys[FIRST].dtype == tl.int16 or N == M or M >= _BRANCH_FROM_M:
+            if keys[FIRST].dtype != tl.int16 and N < M:
+                own = _without_ties(own, ranked[N - 1], ranked[N], N, M)
+            bits = ~_bits_beyond(own, ranked[N - 1], False, M) & (0xFFFFFFFF >> (32 - M))
+        else:
+            bits = _first_bits_of_equals(own, ranked[N - 1], N, M)
     return bits
 
 
 @triton.jit
-def _keep_bits_by_signs(keys, N: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr):
-    """Cheaper than packing M flags, but for a fixed part: the sign of a difference of two keys is what the comparison would say, and
-    one instruction shifts it into the word."""
-    threshold = _sorted(keys, FIRST, M)[N - 1]
-    above = tl.zeros_like(threshold).to(tl.uint32)
-    below = tl.zeros_like(threshold).to(tl.uint32)
+def _bits_beyond(own, threshold, ABOVE: tl.constexpr, M: tl.constexpr):
+    """Bit m is set where key m is below the threshold or, where ABOVE, above it. Cheaper than packing M flags: the sign of a difference
+    of two keys is what the comparison would say, and one instruction shifts it into the word."""
+    bits = tl.zeros_like(threshold).to(tl.uint32)
     for i in tl.static_range(M):
-        above = (above << 1) | ((threshold - keys[FIRST + M - 1 - i]).to(tl.uint32, bitcast=True) >> 31)
-        below = (below << 1) | ((keys[FIRST + M - 1 - i] - threshold).to(tl.uint32, bitcast=True) >> 31)
-    equal = ~(above | below) & (0xFFFFFFFF >> (32 - M))
+        difference = threshold - own[M - 1 - i] if ABOVE else own[M - 1 - i] - threshold
+        bits = (bits << 1) | (difference.to(tl.uint32, bitcast=True) >> 31)
+    return bits
+
+
+@triton.jit
+def _first_bits_of_equals(own, threshold, N: tl.constexpr, M: tl.constexpr):
+    """The bits of `keep_bits` whatever keys are equal."""
+    above = _bits_beyond(own, threshold, True, M)
+    equal = ~(above | _bits_beyond(own, threshold, False, M)) & (0xFFFFFFFF >> (32 - M))
     room = N - count_ones(above)  # for this many of those equal to the threshold, and at least one
     rest = equal
     for i in tl.static_range(N):
@@ -104,9 +161,9 @@ def count_ones(x):
 
 @triton.jit
 def magnitude_key(x):
-    """|x| as an integer that orders as the magnitude does."""
+    """|x| as an integer that orders as the magnitude does, of as many bits as x has."""
     if x.dtype == tl.float32:
         key = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     else:
-        key = (x.to(tl.int16, bitcast=True) & 0x7FFF).to(tl.int32)
+        key = x.to(tl.int16, bitcast=True) & 0x7FFF
     return key

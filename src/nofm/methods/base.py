@@ -8,6 +8,7 @@ themselves are frozen values without state; the number of the step lives in the 
 
 from __future__ import annotations
 
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -301,6 +302,8 @@ class _Driver:
         self.method, self.optimizer, self.number, self.memory = method, optimizer, 0, memory
         self.follow = [(site, site.weight) for site in follow]
         self.owned = [OwnedWeight(site, param, 0.0, True) for site, param in self.follow]  # as they were in the last step
+        self.named_for: Sequence[OwnedWeight] = ()
+        self.named: list[tuple[str, Tensor]] = []
         self.known: list[tuple[int, ...]] = []
         self.groups: dict[int, dict[str, Any]] = {}
         self.current: Step | None = None
@@ -344,7 +347,9 @@ class _Driver:
         with torch.no_grad():
             step = step or self._step()  # None where the optimizer has not called its closure
             self.method.after_step(step)
-            self.watch.look(self.number, [(owned.site.key, owned.param) for owned in step.weights])
+            if len(step.weights) != len(self.named_for) or not all(map(operator.is_, step.weights, self.named_for)):  # in few steps
+                self.named_for, self.named = step.weights, [(owned.site.key, owned.param) for owned in step.weights]
+            self.watch.look(self.number, self.named)
 
     def _step(self) -> Step:
         groups = self._groups()

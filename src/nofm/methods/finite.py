@@ -34,7 +34,7 @@ class FiniteWatch:
         self._captured: list[tuple[Tensor, _Named]] = []  # what a CUDA graph computes at every replay
         self._key: list[object] = []
         self._parts: list[tuple[str, list[int]]] = []  # which way to look at which weights
-        self._word = torch.zeros((), dtype=torch.float32)
+        self._largest = cpu.Largest(())  # of those that are on the CPU
         self._last: _Named = []
 
     def look(self, step: int, named: _Named) -> None:
@@ -49,9 +49,10 @@ class FiniteWatch:
             members = weights if len(places) == len(weights) else [weights[i] for i in places]
             device = members[0].device
             if way == "cpu":
-                cpu.largest_into(members, self._word)
-                largest = self._word
-            elif way == "triton":
+                if not math.isfinite(self._largest.find()):
+                    self._name(named, step)
+                continue
+            if way == "triton":
                 largest = self._post(device).look(members)
             else:
                 largest = torch.stack(torch._foreach_norm(members, math.inf)).amax()
@@ -82,6 +83,7 @@ class FiniteWatch:
                     way = _way(weight, capturing)
                     together.setdefault((way, weight.device, weight.dtype if way == "torch" else None), []).append(place)
             self._key, self._parts = key, [(way, places) for (way, _, _), places in together.items()]
+            self._largest = cpu.Largest([weights[i] for way, places in self._parts if way == "cpu" for i in places])
         return self._parts
 
     def _post(self, device: torch.device) -> _Post:
@@ -105,8 +107,12 @@ class FiniteWatch:
     @staticmethod
     def _check(largest: Tensor, step: int, named: _Named) -> None:
         if not math.isfinite(largest.item()):
-            for name, weight in named:
-                check_finite(shards.local(weight.detach()), name, step)
+            FiniteWatch._name(named, step)
+
+    @staticmethod
+    def _name(named: _Named, step: int) -> None:
+        for name, weight in named:
+            check_finite(shards.local(weight.detach()), name, step)
 
 
 def _way(weight: Tensor, capturing: bool) -> str:

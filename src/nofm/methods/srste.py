@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import ste
 from ..errors import OptimizerError
@@ -105,8 +105,10 @@ class SRSTE(Method):
         """Add the term to all gradients that a kernel serves, in one pass over weights and gradients; returns the others."""
         if self.refine == "gradient":
             return step.weights
-        weights, grads = [owned.weight for owned in step.weights], [owned.grad for owned in step.weights]
-        groupings, factors = [owned.site.grouping for owned in step.weights], [self._factor(step, owned) for owned in step.weights]
+        decay = self._decay(step)
+        weights: list[Tensor] = [o.param if type(o.param) is nn.Parameter else o.weight for o in step.weights]
+        grads, groupings = [owned.grad for owned in step.weights], [owned.site.grouping for owned in step.weights]
+        factors = [decay if owned.descends else -decay for owned in step.weights]
         rest = ops.refine_all_(step.fleet, weights, groupings, grads, factors, step.grad_scale, sign=self.refine == "sign")
         return [step.weights[i] for i in rest]
 
