@@ -10,7 +10,7 @@ import dataclasses
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -110,13 +110,24 @@ def limited(stop: StopRequest, minutes: float | None) -> Iterator[threading.Even
 
 
 def train_rows(
-    out: Path, on: str, typed: Sequence[str], rows: Mapping[str, Row], seeds: range, *, by_row: bool, lanes: int, stop: StopRequest
+    out: Path,
+    on: str,
+    typed: Sequence[str],
+    rows: Mapping[str, Row],
+    seeds: range,
+    *,
+    by_row: bool,
+    lanes: int,
+    stop: StopRequest,
+    known: Container[tuple[str, int]] = (),
 ) -> str | None:
-    """Train what is not finished; returns what there is to say about runs that failed. Raises `Stopped` when asked to stop."""
+    """Train what is not finished and not among `known` (configuration and seed); returns what there is to say about runs that failed.
+    Raises `Stopped` when asked to stop."""
     from ..engine.train import Job, train_together
     from ..engine.validate import check
 
     pairs = [(name, seed) for name in rows for seed in seeds] if by_row else [(name, seed) for seed in seeds for name in rows]
+    pairs = [(name, seed) for name, seed in pairs if (digest(to_dict(rows[name].config)), seed) not in known]
     left = [(name, seed) for name, seed in pairs if not _finished(out / "runs" / name / f"seed-{seed}")]
     jobs = []
     for number, (name, seed) in enumerate(left, start=1):
@@ -124,7 +135,7 @@ def train_rows(
         check(row.config)
         sink = _LastWords(f"[{number}/{len(left)}] {row.label}, seed {seed}")
         jobs.append(Job(dataclasses.replace(row.config, seed=seed), run, on, typed, resume=True, sinks=[sink]))
-    print(f"{len(pairs) - len(jobs)} runs are finished, {len(jobs)} to go", flush=True)
+    print(f"{len(rows) * len(seeds) - len(jobs)} runs are finished, {len(jobs)} to go", flush=True)
     results = train_together(jobs, lanes=lanes, stop=stop)
     errors = [(job.out, result) for job, result in zip(jobs, results, strict=True) if not isinstance(result, dict)]
     return f"{len(errors)} of {len(jobs)} runs failed; the first is {errors[0][0]}: {errors[0][1]}" if errors else None

@@ -8,7 +8,9 @@ DIR/runs/CONFIGURATION/seed-N (run folders, shared by all studies), and for each
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from pathlib import Path
+from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..recipes import RECIPES, find
@@ -33,8 +35,8 @@ finished is skipped.
   --order ORDER    seed (default): all rows with the first seed, then with the second; row: all seeds of a row together
   --limit MINUTES  when the time is up, stop with checkpoints and write the tables of what is finished
   --table          train nothing; write the tables from the runs that are there
-  --into DIR       where tables go, in folders of their names (default: --out). Lines of a runs.csv that is there stay, for runs whose
-                   folders are not in --out
+  --into DIR       where tables go, in folders of their names (default: --out). Runs that a runs.csv there has a line of count as
+                   finished, and their lines stay
 
 studies ("all" are those that the recipe's task has):
 {studies}
@@ -68,6 +70,7 @@ def command(args: list[str]) -> int:
     check_names(names)
 
     from ..engine.signals import Stopped, listening
+    from ..report.study import known_runs
     from .options import parse
 
     with listening() as stop, limited(stop, wishes.minutes) as over:
@@ -82,8 +85,9 @@ def command(args: list[str]) -> int:
         if not wishes.only_table:
             seeds = range(base.seed, base.seed + options.seeds)
             typed = ["nofm", "study", *args]
+            how: dict[str, Any] = {"by_row": wishes.by_row, "lanes": wishes.lanes, "known": known_runs(wishes.into or out)}
             try:
-                trouble = train_rows(out, wishes.on, typed, rows, seeds, by_row=wishes.by_row, lanes=wishes.lanes, stop=stop)
+                trouble = train_rows(out, wishes.on, typed, rows, seeds, stop=stop, **how)
             except Stopped:
                 if not over.is_set():
                     raise
@@ -106,6 +110,8 @@ def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig) ->
             for file in write_study(into / name, out / "runs"):
                 print(file)
             print((into / name / "table.md").read_text())
+            if importlib.util.find_spec("matplotlib") is None:
+                print("no figure: matplotlib is not installed, pip install 'nofm[report]'; --table draws it later")
         except Unfinished as error:
             unfinished.append(error)
             print(error, flush=True)

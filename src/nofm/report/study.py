@@ -1,17 +1,19 @@
 """A study's runs -> runs.csv, and from it the table, the figure, and what became of the claims. Files in, files out, no torch.
 
-Runs are folders with run.json and events.jsonl, or lines of a runs.csv from before: those whose folders are not at hand stay in it. No
-label ever has two configurations: each line carries a digest of its own, and one that is not the row's is refused.
+Runs are folders with run.json and events.jsonl, or lines of a runs.csv from before, of this study or one beside it: a run whose folder is
+not at hand is taken from there. No label ever has two configurations: each line carries a digest of its own, and one that is not the
+row's is refused.
 """
 
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +22,19 @@ from .measures import MEASURES, Measure
 from .numbers import computes_dense, total_sad
 from .read import Run, load
 
-__all__ = ["Facts", "Measured", "Rows", "Unfinished", "as_csv", "measured", "read_facts", "read_rows", "runs_csv", "write_study"]
+__all__ = [
+    "Facts",
+    "Measured",
+    "Rows",
+    "Unfinished",
+    "as_csv",
+    "known_runs",
+    "measured",
+    "read_facts",
+    "read_rows",
+    "runs_csv",
+    "write_study",
+]
 
 Facts: TypeAlias = Mapping[str, Any]  # of study.json
 
@@ -75,7 +89,7 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         sad=(total_sad(run) or 0.0) / weights,
         kept=kept / weights,
         params=int(cost.get("params", 0)) - (weights - kept),
-        macs=cost.get("macs" if dense else "macs_sparse") if by_pattern else None,
+        macs=float(cost["macs" if dense else "macs_sparse"]) if by_pattern and cost else None,
         epochs=float(run.of("train")[-1].data.get("epoch", math.nan)),
         seconds=max(event.data["seconds"] for event in run.of("end")),  # a finished run that is resumed ends again at once
         commit=run.info["commit"],
@@ -114,21 +128,35 @@ def read_rows(path: Path, facts: Facts) -> Rows:
     """The lines of a runs.csv by label, in the study's order; raises for one that is not of this study as it is now."""
     by_label = {row["label"]: row for row in facts["rows"]}
     rows: Rows = {label: [] for label in by_label}
-    for number, line in enumerate(csv.DictReader(path.read_text().splitlines()), start=2):
-        if missing := sorted(set(_FIELDS) - set(line)):
-            raise ReportError(path, f"has no column {missing[0]!r}; `nofm study` writes it", number)
-        label = line["label"]
-        if label not in by_label:
-            raise ReportError(path, f"{facts['name']} has no row {label!r} any more; remove the line, or give the row's new name", number)
-        if line["config"] != by_label[label]["config"]:
+    for number, run in enumerate(_lines(path), start=2):
+        if run.label not in by_label:
+            raise ReportError(
+                path, f"{facts['name']} has no row {run.label!r} any more; remove the line, or give the row's new name", number
+            )
+        if run.config != by_label[run.label]["config"]:
             raise ReportError(
                 path,
-                f"{label!r} was made by configuration {line['config']}, and is {by_label[label]['config']} now; "
+                f"{run.label!r} was made by configuration {run.config}, and is {by_label[run.label]['config']} now; "
                 "give the options it was made with, or another folder",
                 number,
             )
-        rows[label].append(_measured_of(line))
+        rows[run.label].append(run)
     return rows
+
+
+def known_runs(into: Path) -> dict[tuple[str, int], Measured]:
+    """By configuration and seed: the lines of all runs.csv in the folders of `into`."""
+    return {(run.config, run.seed): run for file in sorted(into.glob("*/runs.csv")) for run in _lines(file)}
+
+
+def _lines(path: Path) -> Iterator[Measured]:
+    for number, line in enumerate(csv.DictReader(path.read_text().splitlines()), start=2):
+        if missing := [name for name in _FIELDS if line.get(name) is None]:
+            raise ReportError(path, f"has no {missing[0]!r}; `nofm study` writes it", number)
+        try:
+            yield _measured_of(line)
+        except ValueError as error:
+            raise ReportError(path, f"a number is expected: {error}", number) from None
 
 
 def _measured_of(line: Mapping[str, str]) -> Measured:
@@ -155,24 +183,26 @@ def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_study(folder: Path, runs: Path) -> list[Path]:
-    """Write runs.csv, table.csv, table.md, claims.csv and figure.png in `folder`, which has a study.json, from run folders under
-    `runs` and the runs.csv that is in `folder` already; returns what was written."""
+    """Write runs.csv, table.csv, table.md, claims.csv and (where matplotlib is installed) figure.png in `folder`, which has a
+    study.json, from run folders under `runs` and the runs.csv of `folder` and its neighbours; returns what was written."""
     from .study_tables import texts
 
     facts = read_facts(folder / "study.json")
     measure = MEASURES[facts["task"]]
     found = {row["label"]: _runs(runs / row["runs"]) for row in facts["rows"]}
     rows = {row["label"]: [measured(row["label"], row["config"], run, measure) for run in found[row["label"]]] for row in facts["rows"]}
-    earlier = read_rows(folder / "runs.csv", facts) if (folder / "runs.csv").is_file() else {}
-    for label, before in earlier.items():
-        known = {run.seed for run in rows[label]}
-        rows[label] = sorted([*rows[label], *(run for run in before if run.seed not in known)], key=lambda run: run.seed)
+    if (folder / "runs.csv").is_file():
+        read_rows(folder / "runs.csv", facts)  # which refuses what is not of this study
+    for (config, seed), run in known_runs(folder.parent).items():
+        for label in (row["label"] for row in facts["rows"] if row["config"] == config):
+            if seed not in {here.seed for here in rows[label]}:
+                rows[label] = sorted([*rows[label], replace(run, label=label)], key=lambda run: run.seed)
     if not any(rows.values()):
         raise Unfinished(folder, "no run of this study is finished yet")
     files = {"runs.csv": runs_csv(rows), **texts(facts, rows)}
     for name, text in files.items():
         (folder / name).write_text(text)
-    if any(found.values()):
+    if any(found.values()) and importlib.util.find_spec("matplotlib") is not None:
         from .study_figure import draw
 
         draw(facts["title"], measure, {label: (found[label], rows[label]) for label in rows if rows[label]}, folder / "figure.png")

@@ -52,8 +52,8 @@ def _numbers(row: Facts, found: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True) -> str:
-    """The rows whose labels are wanted and that have runs. Columns that say nothing are left out."""
+def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True, *, brief: bool = False) -> str:
+    """The rows whose labels are wanted and that have runs. Columns that say nothing are left out; a brief table has four."""
     measure = MEASURES[facts["task"]]
     there = [(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]] and wanted(row["label"])]
     columns: dict[str, list[str]] = {
@@ -69,6 +69,8 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
     }
     if len(set(columns["epochs"])) < 2:
         del columns["epochs"]
+    for head in ("parameters", "multiply-adds", "paper, in its own setting") if brief else ():
+        del columns[head]
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
     lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
