@@ -47,10 +47,11 @@ def _filled(root: Path, page: Path) -> str:
 
 
 def _region(root: Path, page: Path, request: str) -> str:
-    what, study, *globs = [*shlex.split(request), "", ""][: max(2, len(shlex.split(request)))]
+    what, _, rest = request.partition(" ")
+    study, *globs = shlex.split(rest) or [""]
     folder = root / "results" / study
-    if not study or not (folder / "study.json").is_file():
-        raise ReportError(page, f"generated: {request}: results/{study} has no study.json")
+    if not (folder / "study.json").is_file():
+        raise ReportError(page, f"generated: {request}: results/{study} has no study.json; a region is WHAT BASE/STUDY [ROW-GLOB ...]")
 
     def wanted(label: str) -> bool:
         return not globs or any(fnmatchcase(label, glob) for glob in globs)
@@ -64,7 +65,7 @@ def _region(root: Path, page: Path, request: str) -> str:
     if what == "conditions":
         return conditions({label: found for label, found in rows.items() if wanted(label)})
     if what == "figure":
-        place = (folder / "figure.png").relative_to(page.parent.resolve() if page.is_absolute() else page.parent)
+        place = (folder / "figure.png").relative_to(page.parent)
         return f"![{facts['title']}: score, mask movement and every run]({place.as_posix()})"
     raise ReportError(page, f"generated: {request}: {what!r} is none of table, brief, claims, conditions, figure")
 

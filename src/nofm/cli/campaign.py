@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.config import ConfigError, RunConfig
-from ..engine.resolve import differences, digest, telling, to_dict
+from ..engine.resolve import digest, telling_differences, to_dict
 from ..recipes.study import Row, Study, run_name
+from ..report.study import finished
 
 if TYPE_CHECKING:
     from ..engine.signals import StopRequest
@@ -50,25 +51,15 @@ def check_runs(out: Path, studies: Mapping[str, Study], base: RunConfig) -> None
 
 def _check_same(run: Path, config: RunConfig) -> None:
     try:
-        before = telling(json.loads(run.read_text())["config"])
-    except (ValueError, KeyError, OSError):
+        changes = list(telling_differences(json.loads(run.read_text())["config"], to_dict(config)))
+    except (ValueError, TypeError, KeyError, AttributeError, OSError):
         raise ConfigError(f"{run}: does not hold the configuration of a run; move its folder away, or give another --out") from None
-    changes = list(differences(before, telling(to_dict(config))))
     if changes:
         key, was, now = changes[0]
         raise ConfigError(
             f"{run.parent} was made with {key} = {was}, and now it is {now} ({len(changes)} such options); "
             "give the old ones, or another --out"
         )
-
-
-def _finished(run: Path) -> bool:
-    """Whether the run has come to its end."""
-    events = run / "events.jsonl"
-    if not events.is_file():
-        return False
-    lines = events.read_text().splitlines()
-    return bool(lines) and '"event": "end"' in lines[-1] and json.loads(lines[-1])["event"] == "end"
 
 
 class _LastWords:
@@ -128,7 +119,7 @@ def train_rows(
 
     pairs = [(name, seed) for name in rows for seed in seeds] if by_row else [(name, seed) for seed in seeds for name in rows]
     pairs = [(name, seed) for name, seed in pairs if (digest(to_dict(rows[name].config)), seed) not in known]
-    left = [(name, seed) for name, seed in pairs if not _finished(out / "runs" / name / f"seed-{seed}")]
+    left = [(name, seed) for name, seed in pairs if not finished(out / "runs" / name / f"seed-{seed}")]
     jobs = []
     for number, (name, seed) in enumerate(left, start=1):
         row, run = rows[name], out / "runs" / name / f"seed-{seed}"

@@ -66,8 +66,9 @@ def command(args: list[str]) -> int:
         print(_HELP.format(studies=studies, recipes=", ".join(RECIPES)))
         return 0 if args else 2
     count = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
-    names, (wishes, rest) = args[:count], _wishes(args[count:])
+    names = args[:count]
     check_names(names)
+    wishes, rest = _wishes(args[count:])
 
     from ..engine.signals import Stopped, listening
     from ..report.study import known_runs
@@ -92,13 +93,13 @@ def command(args: list[str]) -> int:
                 if not over.is_set():
                     raise
                 print(f"the time is up, {wishes.minutes:g} minutes; give the same command again to go on", flush=True)
-    _write(out, wishes.into or out, studies, base)
+    _write(out, wishes.into or out, studies, base, may_be_empty=over.is_set())
     if trouble is not None:
         raise ConfigError(trouble)
     return 0
 
 
-def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig) -> None:
+def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, *, may_be_empty: bool) -> None:
     """The tables of all studies that have finished runs."""
     from ..report.errors import ReportError
     from ..report.study import Unfinished, write_study
@@ -115,7 +116,7 @@ def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig) ->
         except Unfinished as error:
             unfinished.append(error)
             print(error, flush=True)
-    if len(unfinished) == len(studies):
+    if len(unfinished) == len(studies) and not may_be_empty:
         raise unfinished[0]
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "read_toml",
     "says",
     "telling",
+    "telling_differences",
     "to_dict",
 ]
 
@@ -201,8 +202,13 @@ def telling(values: Values) -> Values:
 
     So a key that a later version adds does not change what an older run tells of itself.
     """
+    return {key: now for key, _, now in telling_differences({}, values)}
+
+
+def telling_differences(old: Values, new: Values) -> Iterator[tuple[str, Any, Any]]:
+    """As `differences`, of what decides numbers; a key that one of the two does not have is as it usually is."""
     usual = to_dict(RunConfig())
-    return {key: now for key, _, now in differences(usual, merge(usual, values)) if key not in _OF_THE_MACHINE}
+    return (change for change in differences(merge(usual, old), merge(usual, new)) if change[0] not in _OF_THE_MACHINE)
 
 
 def digest(values: Values) -> str:

@@ -102,10 +102,9 @@ def only_for(kind: str, base: RunConfig) -> None:
 def run_name(config: RunConfig, base: RunConfig) -> str:
     """A folder's name for the runs of a configuration, such as srste-2of4-decay0.0002: its method, its pattern, the method's options,
     and whatever else is not the base's. No colons, which some file systems refuse."""
-    s, usual = config.sparsity, telling(to_dict(base))
-    own = telling(to_dict(config))
+    s, own, usual = config.sparsity, telling(to_dict(config)), telling(to_dict(base))
     words = [s.method.kind, *([] if s.pattern is None else [s.pattern])]
-    for key, value in own.items():
+    for key, value in sorted(own.items(), key=lambda item: not item[0].startswith("sparsity.")):  # stable: how it is sparse comes first
         of_method = key.startswith("sparsity.method.")
         if key not in ("sparsity.method.kind", "sparsity.pattern") and (of_method or usual.get(key) != value):
             words.append(value if isinstance(value, str) else f"{key.rpartition('.')[2]}{_word(value)}")

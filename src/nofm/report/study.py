@@ -28,6 +28,7 @@ __all__ = [
     "Rows",
     "Unfinished",
     "as_csv",
+    "finished",
     "known_runs",
     "measured",
     "read_facts",
@@ -99,9 +100,16 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
     )
 
 
+def finished(run: Path) -> bool:
+    """Whether the run in this folder has come to its end."""
+    if not ((run / "events.jsonl").is_file() and (run / "run.json").is_file()):
+        return False
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return bool(lines) and '"event": "end"' in lines[-1] and json.loads(lines[-1])["event"] == "end"
+
+
 def _runs(folder: Path) -> list[Run]:
-    found = [load(run) for run in sorted(folder.glob("seed-*")) if (run / "events.jsonl").is_file() and (run / "run.json").is_file()]
-    return sorted((run for run in found if run.status == "finished"), key=lambda run: run.seed)
+    return sorted((load(run) for run in folder.glob("seed-*") if finished(run)), key=lambda run: run.seed)
 
 
 # ---- study.json and runs.csv ----
@@ -145,8 +153,9 @@ def read_rows(path: Path, facts: Facts) -> Rows:
 
 
 def known_runs(into: Path) -> dict[tuple[str, int], Measured]:
-    """By configuration and seed: the lines of all runs.csv in the folders of `into`."""
-    return {(run.config, run.seed): run for file in sorted(into.glob("*/runs.csv")) for run in _lines(file)}
+    """By configuration and seed: the lines of the runs.csv of all studies in `into`."""
+    files = [file.with_name("runs.csv") for file in sorted(into.glob("*/study.json"))]
+    return {(run.config, run.seed): run for file in files if file.is_file() for run in _lines(file)}
 
 
 def _lines(path: Path) -> Iterator[Measured]:
