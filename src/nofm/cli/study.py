@@ -62,8 +62,8 @@ class _Wishes:
 def command(args: list[str]) -> int:
     """Run the command; returns its exit code."""
     if not args or args[0] in ("-h", "--help"):
-        studies = "\n".join(f"  {name:13}{(make.__doc__ or '').strip()}" for name, make in STUDIES.items())
-        print(_HELP.format(studies=studies, recipes=", ".join(RECIPES)))
+        listed = "\n".join(f"  {name:13}{(make.__doc__ or '').strip()}" for name, make in STUDIES.items())
+        print(_HELP.format(studies=listed, recipes=", ".join(RECIPES)))
         return 0 if args else 2
     count = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     names = args[:count]
