@@ -95,3 +95,18 @@ def test_a_dense_start_goes_on_where_it_was_stopped(step, tmp_path):
     interrupted(asked, tmp_path / "parts", step)
     train(asked, tmp_path / "parts", resume=True)
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+def test_layers_that_a_budget_keeps_dense_count_as_its_share(tmp_path):
+    """conv2 has a third of 27,648 weights and stays dense; conv3 keeps 1 in 32 of the others: 35.4 % of all, 3.1 % of the sparse one."""
+    from nofm.report.measures import MEASURES
+    from nofm.report.read import load
+    from nofm.report.study import measured
+
+    train(
+        dataclasses.replace(budget("erk"), sparsity=config(pattern=None, budget=0.36, candidates=("1:32", "dense")).sparsity),
+        tmp_path / "run",
+    )
+    assert [layers(tmp_path / "run")[name]["pattern"] for name in ("conv2", "conv3")] == ["", "1:32"]
+    found = measured("x", "", load(tmp_path / "run"), MEASURES["classification"])
+    assert found.kept == pytest.approx((1 + 2 / 32) / 3)

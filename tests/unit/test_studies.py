@@ -113,6 +113,16 @@ def test_measures_are_the_headlines_of_the_tasks():
     assert {kind: measure.name for kind, measure in MEASURES.items()} == {kind: task.headline for kind, task in tasks.items()}
 
 
+def test_lengths_in_epochs_are_not_taken_for_steps_before_data_is_opened(images):
+    """A probe of six epochs is long enough, though six steps would not be."""
+    from nofm.engine.build import make_method
+
+    config = edited(base("cifar10/resnet20", images), engine_epochs=60.0)
+    row = next(row for row in STUDIES["beyond"](config).rows if "flip rate" in row.label)
+    assert row.config.sparsity.method.probe == 6
+    assert make_method(row.config).probe == 6000
+
+
 # ---- which runs ----
 
 
@@ -154,7 +164,9 @@ def edited(config: RunConfig, **changes) -> RunConfig:
 def test_a_digest_tells_configurations_apart_and_nothing_else():
     config = find("cifar10/resnet20")
     known = digest(to_dict(config))
-    elsewhere = edited(config, data_root="/elsewhere", engine_keep=7, engine_checkpoint_every=3.0, engine_epochs=100.0)
+    elsewhere = edited(
+        config, data_root="/elsewhere", engine_keep=7, engine_checkpoint_every=3.0, engine_eval_every=5.0, engine_epochs=100.0
+    )
     assert digest(to_dict(dataclasses.replace(elsewhere, seed=3, out="x", device="cpu"))) == known
     older = to_dict(config)
     del older["sparsity"]["budget"], older["engine"]["keep"]  # written before these options were there

@@ -67,14 +67,16 @@ _METHOD_LENGTHS = ("probe", "prune_at", "every", "begin_at", "end_at", "rewind_t
 
 
 def make_method(config: RunConfig, lengths: Lengths | None = None) -> Method:
-    """The method by its name in `nofm.METHODS`, with the options that were given; lengths in steps, now that these are known."""
+    """The method by its name in `nofm.METHODS`, with the options that were given; lengths in steps, now that these are known (before
+    that, as if an epoch had a thousand)."""
     given = {k: v for k, v in dataclasses.asdict(config.sparsity.method).items() if k != "kind" and v is not None}
     method = METHODS[config.sparsity.method.kind].method
     if any(field.name == "seed" for field in dataclasses.fields(method)):
         given.setdefault("seed", config.seed)
+    unit = 1 if config.engine.epochs is None else 1000
     for name in _METHOD_LENGTHS:
         if name in given:
-            given[name] = int(given[name] if lengths is None else lengths.steps(given[name]))
+            given[name] = int(given[name] * unit) if lengths is None else lengths.steps(given[name])
     try:
         return method(**given)
     except NofmError as error:

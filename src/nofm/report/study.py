@@ -79,6 +79,8 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
     sparse = [layer for layer in run.layers if layer.pattern and not layer.note.startswith("tied")]
     weights, dense = sum(layer.weights for layer in sparse), computes_dense(run)
     kept = weights if dense else int(end.get("kept", sum(layer.kept for layer in sparse)))
+    # Layers that a budget was spent on to keep them dense are among those that it is a share of.
+    spared = sum(layer.weights for layer in run.layers if layer.note.startswith("rule ")) if _has_budget(run) else 0
     cost = run.info["cost"] or {}
     by_pattern = dense or any(layer.pattern != "1:1" for layer in sparse)
     return Measured(
@@ -87,8 +89,8 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         config=config,
         metric=metric,
         score=float(end["metrics"][metric]),
-        sad=(total_sad(run) or 0.0) / weights,
-        kept=kept / weights,
+        sad=(total_sad(run) or 0.0) / (weights + spared),
+        kept=(kept + spared) / (weights + spared),
         params=int(cost.get("params", 0)) - (weights - kept),
         macs=float(cost["macs" if dense else "macs_sparse"]) if by_pattern and cost else None,
         epochs=float(run.of("train")[-1].data.get("epoch", math.nan)),
@@ -98,6 +100,10 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         hardware=str(run.info["hardware"].get("name")),
         metrics={name: float(value) for name, value in end["metrics"].items() if value is not None},
     )
+
+
+def _has_budget(run: Run) -> bool:
+    return run.info["config"].get("sparsity", {}).get("budget") is not None
 
 
 def finished(run: Path) -> bool:
