@@ -164,7 +164,7 @@ def test_finished_runs_of_other_options_are_not_mixed_in(tmp_path, capsys):
 
 def test_a_report_of_a_folder_of_runs(tmp_path, capsys):
     assert study("fig3", tmp_path / "s") == 0
-    assert main(["report", str(tmp_path / "s" / "runs")]) == 0
+    assert main(["report", str(tmp_path / "s")]) == 0
     assert "ste" in capsys.readouterr().out
 
 

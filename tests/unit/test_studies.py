@@ -223,6 +223,13 @@ def test_tables_by_hand():
     assert texts(FACTS, ROWS)["table.csv"].splitlines()[2].startswith("b,2,map,0.305,0.00707")
 
 
+def test_masks_have_their_boxes_beside_them():
+    runs = [line("a", "1", 0, 0.5, metric="ema_mask_map", metrics={"ema_mask_map": 0.5, "ema_map": 0.6, "map": 0.1})]
+    shown = table_markdown({**FACTS, "task": "segmentation"}, {"a": runs, "b": []}).splitlines()
+    assert shown[0].startswith("|  | mask mAP % | box mAP % | weights")
+    assert shown[2].startswith("| a | 50.00 | 60.00 | 50.0 % |")
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -17,6 +17,7 @@ class Measure:
     higher: bool = True  # is better
     factor: float = 1.0
     digits: int = 2
+    beside: tuple[tuple[str, str], ...] = ()  # other metrics that a table shows, alike, with their words
 
     def better(self, difference: float) -> float:
         """A difference as shown, above zero where the first is better."""
@@ -28,5 +29,5 @@ MEASURES: dict[str, Measure] = {
     "translation": Measure("bleu", "BLEU", level=0.5),
     "flow": Measure("epe", "EPE, px (lower is better)", level=0.05, higher=False, digits=3),
     "detection": Measure("map", "box mAP %", level=1.0, factor=100.0),
-    "segmentation": Measure("mask_map", "mask mAP %", level=1.0, factor=100.0),
+    "segmentation": Measure("mask_map", "mask mAP %", level=1.0, factor=100.0, beside=(("map", "box mAP %"),)),
 }

@@ -59,6 +59,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
     columns: dict[str, list[str]] = {
         "": [row["label"] for row, _ in there],
         measure.words: [_text(_stat(found, lambda run: measure.factor * run.score), measure.digits) for _, found in there],
+        **{words: [_beside(found, metric, measure) for _, found in there] for metric, words in measure.beside},
         "weights kept in sparse layers": [f"{_text(_stat(found, lambda run: 100 * run.kept), 1, silent=0.05)} %" for _, found in there],
         "parameters": [big(_stat(found, lambda run: run.params).mean) for _, found in there],
         "multiply-adds": [big(found[0].macs) if found[0].macs else "" for _, found in there],
@@ -74,6 +75,13 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
     lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _beside(found: Sequence[Measured], metric: str, measure: Measure) -> str:
+    """Another metric of the same weights."""
+    of = "ema_" if found[0].metric.startswith("ema_") else ""
+    values = stat(measure.factor * run.metrics[f"{of}{metric}"] for run in found if f"{of}{metric}" in run.metrics)
+    return "" if values is None else _text(values, measure.digits)
 
 
 def _text(value: Stat, digits: int, silent: float = 0.0) -> str:
