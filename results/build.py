@@ -5,7 +5,7 @@
 
 A region is what stands between two comments, and prose around it is left alone:
 
-    <!-- generated: WHAT BASE/STUDY [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions or figure
+    <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions or figure
     <!-- end -->
 """
 
@@ -48,7 +48,9 @@ def _filled(root: Path, page: Path) -> str:
 
 def _region(root: Path, page: Path, request: str) -> str:
     what, _, rest = request.partition(" ")
-    study, *globs = shlex.split(rest) or [""]
+    study, *words = shlex.split(rest) or [""]
+    globs = [word for word in words if not word.startswith("head=")]
+    head = next((word.removeprefix("head=") for word in words if word.startswith("head=")), "")
     folder = root / "results" / study
     if not (folder / "study.json").is_file():
         raise ReportError(page, f"generated: {request}: results/{study} has no study.json; a region is WHAT BASE/STUDY [ROW-GLOB ...]")
@@ -59,7 +61,7 @@ def _region(root: Path, page: Path, request: str) -> str:
     facts = read_facts(folder / "study.json")
     rows = read_rows(folder / "runs.csv", facts)
     if what in ("table", "brief"):
-        return table_markdown(facts, rows, wanted, brief=what == "brief")
+        return table_markdown(facts, rows, wanted, brief=what == "brief").replace("|  |", f"| {head} |", 1)
     if what == "claims":
         return claims_markdown(facts, rows, wanted)
     if what == "conditions":
