@@ -32,13 +32,17 @@ def planned(studies: Mapping[str, Study], base: RunConfig, rows: str = "*", with
     found: dict[str, Row] = {}
     for study in studies.values():
         for row in study.rows:
-            if fnmatchcase(row.label, rows) and not fnmatchcase(row.label, without):
+            if _matches(row.label, rows) and not _matches(row.label, without):
                 same = found.setdefault(run_name(row.config, base), row)
                 assert same.config == row.config, f"{same.label} and {row.label} differ, and their runs would have one name"
     if not found:
         labels = dict.fromkeys(row.label for study in studies.values() for row in study.rows)
         raise ConfigError(f"--rows {rows}{f' --without {without}' * bool(without)}: matches none of {', '.join(labels)}")
     return found
+
+
+def _matches(label: str, globs: str) -> bool:
+    return any(fnmatchcase(label, glob) for glob in globs.split("|"))
 
 
 def check_runs(out: Path, studies: Mapping[str, Study], base: RunConfig) -> None:

@@ -30,7 +30,7 @@ finished is skipped.
   --on RECIPE      what to train on; all options of nofm train RECIPE may follow
   --seeds COUNT    runs of each row, with seeds from --seed on
   --lanes COUNT    runs that share a GPU (default 4; on a CPU runs come one after another)
-  --rows GLOB      train only the rows whose label matches, such as "SR-STE*"
+  --rows GLOB      train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"
   --without GLOB   train all but the rows whose label matches, such as "lottery*", which take five times as long
   --order ORDER    seed (default): all rows with the first seed, then with the second; row: all seeds of a row together
   --limit MINUTES  when the time is up, stop with checkpoints and write the tables of what is finished
