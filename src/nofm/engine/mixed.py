@@ -54,9 +54,11 @@ def allocated(model: nn.Module, config: RunConfig, gradients: dict[str, Tensor] 
 
 def _gradients(task: Task, loader: Any, device: torch.device) -> dict[str, Tensor]:
     """Of the dense network on the first batch, by a copy: statistics of the network's own must not have seen it."""
+    from .loop import _each  # which needs this module
+
     twin = copy.deepcopy(task).train()
-    key = {name: value.to(device) for name, value in next(loader.keys(0)).items()}
-    batch = {name: value.cpu() for name, value in loader.make(key).items()}
+    key = _each(next(loader.keys(0)), lambda value: value.to(device))
+    batch = _each(loader.make(key), lambda value: value.cpu())
     with torch.enable_grad():
         twin(batch)["loss"].backward()
     return {name: p.grad for name, p in twin.model.named_parameters() if p.grad is not None}
