@@ -88,6 +88,26 @@ TABLE = {
     "decay for ste": bad(
         "--sparsity.method.kind ste --sparsity.method.decay 0.1", "sparsity.method.decay", "has no effect on ste", "belongs to srste"
     ),
+    "dense throughout": bad("--sparsity.method.begin_at 400", "--sparsity.method.begin_at 400", "before the end of the run, 400 steps"),
+    "dense start and decay auto": bad(
+        "--sparsity.method.begin_at 40 --sparsity.method.decay auto --sparsity.method.probe 40", "begin_at 40", "no effect with decay auto"
+    ),
+    "budget beside a pattern": bad("--sparsity.budget 0.1", "--sparsity.budget 0.1", "set sparsity.pattern to none"),
+    "budget above one": bad("--sparsity.pattern none --sparsity.budget 1.5", "--sparsity.budget 1.5", "0 < budget <= 1"),
+    "budget that cannot be met": bad(
+        "--sparsity.pattern none --sparsity.budget 0.001", "sparsity.budget = 0.001", "cannot be met", "0.0625"
+    ),
+    "budget of an unstructured method": bad(
+        "--sparsity.pattern none --sparsity.budget 0.1 --sparsity.method.kind set", "--sparsity.budget 0.1", "no effect on set"
+    ),
+    "allocation without a budget": bad("--sparsity.allocation erk", "--sparsity.allocation erk", "no effect without sparsity.budget"),
+    "candidate misspelled": bad(
+        "--sparsity.pattern none --sparsity.budget 0.1 --sparsity.candidates 1:8 dens", "'dens'", "did you mean 'dense'"
+    ),
+    "sensitivity without resident data": bad(
+        "--sparsity.pattern none --sparsity.budget 0.1 --sparsity.allocation sensitivity --data.loader workers",
+        "needs data.loader resident",
+    ),
     "prune_at for srste": bad("--sparsity.method.prune_at 3", "--sparsity.method.prune_at 3", "has no effect on srste", "belongs to asp"),
     "prune_at after the end": bad(
         "--sparsity.method.kind asp --sparsity.method.decay None --sparsity.method.prune_at 900",

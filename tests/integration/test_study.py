@@ -16,64 +16,90 @@ from nofm.engine import train as engine_train
 SHORT = ("--engine.steps", "12", "--schedule.warmup", "2", "--engine.eval_every", "6", "--engine.log_every", "3")
 
 
-def study(name: str, out: Path, *more: str) -> int:
-    return main(["study", name, "--on", "digits", "--out", str(out), *SHORT, *more])
+def study(names: str, out: Path, *more: str) -> int:
+    return main(["study", *names.split(), "--on", "digits", "--out", str(out), *SHORT, *more])
 
 
-def table(out: Path) -> dict[str, dict[str, str]]:
-    return {row["row"]: row for row in csv.DictReader((out / "table.csv").open())}
+def table(folder: Path) -> dict[str, dict[str, str]]:
+    return {row["row"]: row for row in csv.DictReader((folder / "table.csv").open())}
+
+
+def lines(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "runs.csv").open()))
 
 
 def test_a_study_from_start_to_table(tmp_path, capsys):
-    assert study("fig3", tmp_path / "s", "--seeds", "2") == 0
-    rows = table(tmp_path / "s")
+    assert study("fig3", tmp_path, "--seeds", "2") == 0
+    rows = table(tmp_path / "fig3")
     assert list(rows) == ["dense", "STE 1:16"]
     for row in rows.values():
         assert row["n"] == "2"
-        assert float(row["accuracy_sd"]) >= 0
-    runs = list(csv.DictReader((tmp_path / "s" / "runs.csv").open()))
-    accuracies = [float(run["accuracy"]) for run in runs if run["label"] == "dense"]
-    assert float(rows["dense"]["accuracy"]) == pytest.approx(sum(accuracies) / 2)
-    final = json.loads((tmp_path / "s" / "dense" / "seed-1" / "events.jsonl").read_text().splitlines()[-1])
-    assert accuracies[1] == final["metrics"]["accuracy"]
-    assert float(rows["dense"]["kept"]) == 1
-    assert float(rows["STE 1:16"]["kept"]) == 1 / 16
-    claims = list(csv.DictReader((tmp_path / "s" / "claims.csv").open()))
+        assert row["metric"] == "accuracy"
+        assert float(row["score_sd"]) >= 0
+    runs = lines(tmp_path / "fig3")
+    accuracies = [float(run["score"]) for run in runs if run["label"] == "dense"]
+    assert float(rows["dense"]["score"]) == pytest.approx(sum(accuracies) / 2)
+    final = json.loads((tmp_path / "runs" / "dense-1of16" / "seed-1" / "events.jsonl").read_text().splitlines()[-1])
+    assert accuracies[1] == final["metrics"]["accuracy"] == float(runs[1]["metric:accuracy"])
+    assert float(runs[1]["metric:loss"]) == final["metrics"]["loss"]
+    assert (float(rows["dense"]["kept"]), float(rows["STE 1:16"]["kept"])) == (1, 1 / 16)
+    # 6,912 weights in sparse layers, each used in 3 x 3 or 4 x 4 places; the first convolution and the classifier are dense.
+    assert float(rows["dense"]["macs"]) > 4 * float(rows["STE 1:16"]["macs"]) > 0
+    assert float(rows["dense"]["params"]) - float(rows["STE 1:16"]["params"]) == 6912 * 15 / 16
+    claims = list(csv.DictReader((tmp_path / "fig3" / "claims.csv").open()))
     assert claims[0]["verdict"] in ("holds", "fails", "open")
-    assert (tmp_path / "s" / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "fig3" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "| dense |" in capsys.readouterr().out
 
 
-def test_it_goes_on_where_it_was_interrupted_and_skips_what_is_finished(tmp_path, monkeypatch, capsys):
-    real, made = engine_train._training, []
+@pytest.fixture
+def made(monkeypatch) -> list[Path]:
+    """The folders of the runs that are trained, as training begins."""
+    real, found = engine_train._training, []
+    monkeypatch.setattr(engine_train, "_training", lambda job, stop: found.append(job.out) or real(job, stop))
+    return found
+
+
+def test_it_goes_on_where_it_was_interrupted_and_skips_what_is_finished(tmp_path, made, monkeypatch, capsys):
+    real = engine_train._training
 
     def dying(job, stop):
-        made.append(job.out)
-        if len(made) == 3:
+        if len(made) == 2:
             raise KeyboardInterrupt
         return real(job, stop)
 
-    monkeypatch.setattr(engine_train, "_training", dying)
-    with pytest.raises(KeyboardInterrupt):
-        study("fig3", tmp_path / "s", "--seeds", "2")
-    assert len(made) == 3
-    monkeypatch.setattr(engine_train, "_training", lambda job, stop: made.append(job.out) or real(job, stop))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_train, "_training", dying)
+        with pytest.raises(KeyboardInterrupt):
+            study("fig3", tmp_path, "--seeds", "2")
     made.clear()
-    assert study("fig3", tmp_path / "s", "--seeds", "2") == 0
+    assert study("fig3", tmp_path, "--seeds", "2") == 0
     assert "2 runs are finished, 2 to go" in capsys.readouterr().out
     assert len(made) == 2
     made.clear()
-    assert study("fig3", tmp_path / "s", "--seeds", "2") == 0
+    assert study("fig3", tmp_path, "--seeds", "2") == 0
     assert not made
-    assert {row["n"] for row in table(tmp_path / "s").values()} == {"2"}
+    assert {row["n"] for row in table(tmp_path / "fig3").values()} == {"2"}
+
+
+@pytest.mark.parametrize("order", ["seed", "row"])
+def test_studies_share_runs_of_one_configuration(order, tmp_path, made):
+    """STE stands in both; in the order of the studies, seed by seed or row by row."""
+    assert study("fig3 appendix", tmp_path, "--seeds", "2", "--rows", "*[Ed]*", "--without", "[Ed]*[!d]", "--order", order) == 0
+    pairs = [("ste-1of16", 0), ("srste-1of16-decay0.005-decoupled", 0), ("ste-1of16", 1), ("srste-1of16-decay0.005-decoupled", 1)]
+    pairs = pairs if order == "seed" else sorted(pairs, key=lambda pair: pair[0], reverse=True)
+    assert [(run.parent.name, int(run.name[-1])) for run in made] == pairs
+    ste = [run["score"] for run in lines(tmp_path / "fig3") if run["label"] == "STE 1:16"]
+    assert ste == [run["score"] for run in lines(tmp_path / "appendix") if run["label"] == "STE"]
+    assert len(ste) == 2
 
 
 def test_only_some_rows_and_only_the_table(tmp_path):
-    assert study("fig4", tmp_path / "s", "--rows", "lambda 0") == 0
-    assert list(table(tmp_path / "s")) == ["lambda 0"]
-    (tmp_path / "s" / "table.csv").unlink()
-    assert study("fig4", tmp_path / "s", "--table") == 0
-    assert list(table(tmp_path / "s")) == ["lambda 0"]
+    assert study("fig4", tmp_path, "--rows", "lambda 0") == 0
+    assert list(table(tmp_path / "fig4")) == ["lambda 0"]
+    (tmp_path / "fig4" / "table.csv").unlink()
+    assert study("fig4", tmp_path, "--table") == 0
+    assert list(table(tmp_path / "fig4")) == ["lambda 0"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +108,10 @@ def test_only_some_rows_and_only_the_table(tmp_path):
         (["fig5"], "'fig5' is no study; there are table1, "),
         (["fig3", "--out", "x"], "study: --on is missing"),
         (["fig3", "--on", "digit", "--out", "x"], "'digit' is no recipe"),
-        (["fig3", "--on", "flow/chairs", "--out", "x"], "--on flow/chairs: its task is flow, and studies compare accuracies"),
+        (["fig3", "--on", "flow/chairs", "--out", "x"], "task.kind = flow: this study is of classification"),
+        (["--on", "digits", "--out", "x"], "study: say which; there are table1, "),
+        (["fig3", "--on", "digits", "--out", "x", "--limit", "soon"], "--limit soon: must be minutes, a number above 0"),
+        (["fig3", "--on", "digits", "--out", "x", "--order", "rows"], "--order rows: must be seed or row"),
         (["fig3", "--on", "digits"], "study: say where its runs go: --out DIR"),
         (["fig3", "--on", "digits", "--out", "x", "--lanes", "0"], "--lanes 0: must be a whole number above 0"),
         (["fig3", "--on", "digits", "--out", "x", "--rows", "SRSTE*"], "--rows SRSTE*: matches none of dense, STE 1:16"),
@@ -121,15 +150,16 @@ def test_a_regnet_on_images_as_imagenet_lays_them_out(tmp_path):
     options += ["--engine.threads", "1", "--engine.checkpoint_every", "2"]
     command = ["study", "regnet", "--on", "imagenet/regnetx_002", "--out", str(tmp_path / "s"), "--rows", "RegNetX002*", *options]
     assert main(command) == 0
-    assert list(table(tmp_path / "s")) == ["RegNetX002 dense", "RegNetX002 SR-STE 2:4", "RegNetX002 STE 2:4"]
+    assert list(table(tmp_path / "s" / "regnet")) == ["RegNetX002 dense", "RegNetX002 SR-STE 2:4", "RegNetX002 STE 2:4"]
 
 
 def test_finished_runs_of_other_options_are_not_mixed_in(tmp_path, capsys):
     assert study("fig3", tmp_path / "s") == 0
-    assert main(["study", "fig3", "--on", "digits", "--out", str(tmp_path / "s"), *SHORT, "--sparsity.pattern", "2:4"]) == 2
-    message = capsys.readouterr().err
-    assert "is finished, with sparsity.pattern = 1:16, and now it is 2:4" in message
-    assert "another --out" in message
+    for only in ((), ("--table",)):
+        assert study("fig3", tmp_path / "s", "--optim.lr", "0.05", *only) == 2
+        message = capsys.readouterr().err
+        assert "dense-1of16/seed-0 was made with optim.lr = 0.1, and now it is 0.05 (1 such options)" in message
+        assert "another --out" in message
 
 
 def test_a_report_of_a_folder_of_runs(tmp_path, capsys):

@@ -62,7 +62,7 @@ def _runs_in(folder: Path) -> list[Path]:
     """The folder itself, or the runs in it: what `--seeds` and `nofm study` leave."""
     if (folder / "run.json").is_file():
         return [folder]
-    return sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/run.json")) or [folder]
+    return sorted(file.parent for depth in ("*", "*/*", "runs/*/*") for file in folder.glob(f"{depth}/run.json")) or [folder]
 
 
 def _common_folder(runs: Sequence[Path]) -> Path:

@@ -1,91 +1,141 @@
-"""`nofm study NAME`: train all rows of a table or figure of the paper, with several seeds, and write the table.
+"""`nofm study NAME...`: train all rows of tables and figures, with several seeds, and write the tables.
 
 Finished runs are skipped and interrupted ones go on, so the command can be given again after anything. What is in DIR:
-DIR/ROW/seed-N (run folders), DIR/study.json (rows, claims), and what `report.study` makes of them.
+DIR/runs/CONFIGURATION/seed-N (run folders, shared by all studies), and for each study DIR/NAME with study.json (rows, claims) and what
+`report.study` makes of it. A table needs run.json and events.jsonl of each run, or its line of a runs.csv from before, and no more.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-from fnmatch import fnmatchcase
+import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..recipes import RECIPES, find
-from ..recipes.studies import STUDIES, find_study
-from ..recipes.study import Row, Study
+from ..recipes.studies import STUDIES, check_names, find_studies
+from ..recipes.study import Study
+from .campaign import check_runs, limited, note, planned, train_rows
 
-if TYPE_CHECKING:
-    from ..engine.signals import StopRequest
+__all__ = ["command"]
 
-__all__ = ["command", "folder_of"]
+_HELP = """usage: nofm study NAME... --on RECIPE --out DIR [--seeds COUNT] [--lanes COUNT] [--rows GLOB] [--without GLOB] [--order seed|row]
+                  [--limit MINUTES] [--table] [--into DIR] [--group.key VALUE ...]
 
-_HELP = """usage: nofm study NAME --on RECIPE --out DIR [--seeds COUNT] [--lanes COUNT] [--rows GLOB] [--table] [--group.key VALUE ...]
+Trains every row of tables and figures and writes each table (mean, spread, number of seeds), its figure and what became of the
+claims. Rows that several studies share are trained once. Give the same command again to go on after an interruption: what is
+finished is skipped.
 
-Trains every row of a table or figure of the paper and writes the table (mean, spread, number of seeds), the figure and what
-became of the paper's claims. Give the same command again to go on after an interruption: what is finished is skipped.
+  --on RECIPE      what to train on; all options of nofm train RECIPE may follow
+  --seeds COUNT    runs of each row, with seeds from --seed on
+  --lanes COUNT    runs that share a GPU (default 4; on a CPU runs come one after another)
+  --rows GLOB      train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"
+  --without GLOB   train all but the rows whose label matches, such as "lottery*", which take five times as long
+  --order ORDER    seed (default): all rows with the first seed, then with the second; row: all seeds of a row together
+  --limit MINUTES  when the time is up, stop with checkpoints and write the tables of what is finished
+  --table          train nothing; write the tables from the runs that are there
+  --into DIR       where tables go, in folders of their names (default: --out). Runs that a runs.csv there has a line of count as
+                   finished, and their lines stay
 
-  --on RECIPE     what to train on; all options of nofm train RECIPE may follow
-  --seeds COUNT   runs of each row, with seeds from --seed on
-  --lanes COUNT   runs that share a GPU (default 4; on a CPU runs come one after another)
-  --rows GLOB     only the rows whose label matches, such as "SR-STE*"
-  --table         train nothing; write the table from the runs that are there
-
-studies:
+studies ("all" are those that the recipe's task has):
 {studies}
 
 recipes to train on: {recipes}
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class _Wishes:
+    """What the command's own options say."""
+
+    on: str
+    lanes: int
+    rows: str
+    without: str
+    by_row: bool
+    minutes: float | None
+    only_table: bool
+    into: Path | None
+
+
 def command(args: list[str]) -> int:
     """Run the command; returns its exit code."""
     if not args or args[0] in ("-h", "--help"):
-        studies = "\n".join(f"  {name:10} {(make.__doc__ or '').strip()}" for name, make in STUDIES.items())
-        print(_HELP.format(studies=studies, recipes=", ".join(_bases())))
+        listed = "\n".join(f"  {name:13}{(make.__doc__ or '').strip()}" for name, make in STUDIES.items())
+        print(_HELP.format(studies=listed, recipes=", ".join(RECIPES)))
         return 0 if args else 2
-    name, rest = args[0], args[1:]
-    make = find_study(name)
-    on, rest = _taken(rest, "--on")
-    lanes, rest = _taken(rest, "--lanes", "4")
-    rows, rest = _taken(rest, "--rows", "*")
-    only_table = "--table" in rest
-    rest = [arg for arg in rest if arg != "--table"]
-    if not lanes.isdigit() or int(lanes) < 1:
-        raise ConfigError(f"--lanes {lanes}: must be a whole number above 0")
+    count = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
+    names = args[:count]
+    check_names(names)
+    wishes, rest = _wishes(args[count:])
 
-    from ..engine.signals import listening
+    from ..engine.signals import Stopped, listening
+    from ..report.study import known_runs
     from .options import parse
 
-    with listening() as stop:
-        base, options, _ = parse(on, find(on), rest)
-        if base.task.kind != "classification":
-            raise ConfigError(f"--on {on}: its task is {base.task.kind}, and studies compare accuracies; there are {', '.join(_bases())}")
+    with listening() as stop, limited(stop, wishes.minutes) as over:
+        base, options, _ = parse(wishes.on, find(wishes.on), rest)
         if base.out is None:
             raise ConfigError("study: say where its runs go: --out DIR")
-        out = Path(base.out)
-        study = make(dataclasses.replace(base, out=None))
-        chosen = [row for row in study.rows if fnmatchcase(row.label, rows)]
-        if not chosen:
-            raise ConfigError(f"--rows {rows}: matches none of {', '.join(row.label for row in study.rows)}")
-        seeds = range(base.seed, base.seed + options.seeds)
-        if not only_table:
-            _train(out, on, ["nofm", "study", *args], chosen, seeds, int(lanes), stop)
-
-    from ..report.study import write_study
-
-    _note(out, name, study)
-    for file in write_study(out):
-        print(file)
-    print((out / "table.md").read_text())
+        out, base = Path(base.out), dataclasses.replace(base, out=None)
+        studies = find_studies(names, base)
+        rows = planned(studies, base, wishes.rows, wishes.without)
+        check_runs(out, studies, base)
+        trouble = None
+        if not wishes.only_table:
+            seeds = range(base.seed, base.seed + options.seeds)
+            typed = ["nofm", "study", *args]
+            how: dict[str, Any] = {"by_row": wishes.by_row, "lanes": wishes.lanes, "known": known_runs(wishes.into or out)}
+            try:
+                trouble = train_rows(out, wishes.on, typed, rows, seeds, stop=stop, **how)
+            except Stopped:
+                if not over.is_set():
+                    raise
+                print(f"the time is up, {wishes.minutes:g} minutes; give the same command again to go on", flush=True)
+    _write(out, wishes.into or out, studies, base, may_be_empty=over.is_set())
+    if trouble is not None:
+        raise ConfigError(trouble)
     return 0
 
 
-def _bases() -> list[str]:
-    return [name for name in RECIPES if find(name).task.kind == "classification"]
+def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, *, may_be_empty: bool) -> None:
+    """The tables of all studies that have finished runs."""
+    from ..report.errors import ReportError
+    from ..report.study import Unfinished, write_study
+
+    unfinished: list[ReportError] = []
+    for name, study in studies.items():
+        note(into / name, name, study, base)
+        try:
+            for file in write_study(into / name, out / "runs"):
+                print(file)
+            print((into / name / "table.md").read_text())
+            if importlib.util.find_spec("matplotlib") is None:
+                print("no figure: matplotlib is not installed, pip install 'nofm[report]'; --table draws it later")
+        except Unfinished as error:
+            unfinished.append(error)
+            print(error, flush=True)
+    if len(unfinished) == len(studies) and not may_be_empty:
+        raise unfinished[0]
+
+
+def _wishes(args: list[str]) -> tuple[_Wishes, list[str]]:
+    """The command's own options, and the others, which are the recipe's."""
+    on, args = _taken(args, "--on")
+    lanes, args = _taken(args, "--lanes", "4")
+    rows, args = _taken(args, "--rows", "*")
+    without, args = _taken(args, "--without", "")
+    order, args = _taken(args, "--order", "seed")
+    limit, args = _taken(args, "--limit", "")
+    into, args = _taken(args, "--into", "")
+    if not lanes.isdigit() or int(lanes) < 1:
+        raise ConfigError(f"--lanes {lanes}: must be a whole number above 0")
+    if order not in ("seed", "row"):
+        raise ConfigError(f"--order {order}: must be seed or row")
+    minutes = _minutes(limit) if limit else None
+    rest = [arg for arg in args if arg != "--table"]
+    return _Wishes(on, int(lanes), rows, without, order == "row", minutes, len(rest) < len(args), Path(into) if into else None), rest
 
 
 def _taken(args: list[str], key: str, default: str | None = None) -> tuple[str, list[str]]:
@@ -96,79 +146,15 @@ def _taken(args: list[str], key: str, default: str | None = None) -> tuple[str, 
         if arg.startswith(f"{key}="):
             return arg.partition("=")[2], args[:i] + args[i + 1 :]
     if default is None:
-        raise ConfigError(f"study: {key} is missing: nofm study NAME --on RECIPE --out DIR; recipes are {', '.join(RECIPES)}")
+        raise ConfigError(f"study: {key} is missing: nofm study NAME... --on RECIPE --out DIR; recipes are {', '.join(RECIPES)}")
     return default, args
 
 
-class _LastWords:
-    """One line on standard output when a run ends."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-
-    def log(self, event: dict[str, Any]) -> None:
-        if event["event"] == "end":
-            numbers = ", ".join(f"{name} {value:.4g}" for name, value in event["metrics"].items())
-            print(f"{self._run}: {numbers} ({event['seconds']:.0f} s)", flush=True)
-        elif event["event"] == "error":
-            print(f"{self._run}: {event['message']}", flush=True)
-
-    def close(self) -> None:
-        pass
-
-
-def folder_of(out: Path, row: Row, seed: int) -> Path:
-    """The run folder of one row and seed."""
-    return out / re.sub(r"[^A-Za-z0-9.:+-]+", "-", row.label).strip("-") / f"seed-{seed}"
-
-
-def _finished(run: Path) -> bool:
-    """Whether the run has come to its end."""
-    events = run / "events.jsonl"
-    if not events.is_file():
-        return False
-    lines = events.read_text().splitlines()
-    return bool(lines) and '"event": "end"' in lines[-1] and json.loads(lines[-1])["event"] == "end"
-
-
-def _check_same(run: Path, config: RunConfig) -> None:
-    """Raise where a finished run was made with other options: a table must not mix them."""
-    from ..engine.resolve import differences, to_dict
-
-    before = json.loads((run / "run.json").read_text())["config"]
-    changes = [change for change in differences(before, to_dict(config)) if change[0] not in ("seed", "out")]
-    if changes:
-        key, was, now = changes[0]
-        raise ConfigError(
-            f"{run} is finished, with {key} = {was}, and now it is {now} ({len(changes)} such options); give the old ones, or another --out"
-        )
-
-
-def _train(out: Path, on: str, typed: list[str], rows: list[Row], seeds: range, lanes: int, stop: StopRequest) -> None:
-    from ..engine.train import Job, train_together
-    from ..engine.validate import check
-
-    jobs = []
-    for seed in seeds:  # seed by seed, so that a table is there early
-        for row in rows:
-            run = folder_of(out, row, seed)
-            if _finished(run):
-                _check_same(run, row.config)
-            else:
-                check(row.config)
-                sink = _LastWords(f"{row.label}, seed {seed}")
-                jobs.append(Job(dataclasses.replace(row.config, seed=seed), run, on, typed, resume=True, sinks=[sink]))
-    print(f"{len(rows) * len(seeds) - len(jobs)} runs are finished, {len(jobs)} to go", flush=True)
-    results = train_together(jobs, lanes=lanes, stop=stop)
-    if errors := [(job.out, result) for job, result in zip(jobs, results, strict=True) if not isinstance(result, dict)]:
-        where, error = errors[0]
-        raise ConfigError(f"{len(errors)} of {len(jobs)} runs failed; the first is {where}: {error}")
-
-
-def _note(out: Path, name: str, study: Study) -> None:
-    """Write down what the rows are, for whoever reads the folder later."""
-    rows = [{"label": row.label, "paper": row.paper, "folder": folder_of(out, row, 0).parent.name} for row in study.rows]
-    claims = [dataclasses.asdict(claim) for claim in study.claims]
-    facts = {"format": 1, "name": name, "title": study.title, "rows": rows, "claims": claims, "notes": list(study.notes)}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "study.json").write_text(json.dumps(facts, indent=1) + "\n")
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1.0
+    if not 0 < minutes < 1e6:
+        raise ConfigError(f"--limit {text}: must be minutes, a number above 0")
+    return minutes

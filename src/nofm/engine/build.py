@@ -20,6 +20,7 @@ from ..sparsify import sparsify_
 from ..tasks.base import Task
 from ..tasks.translation import inverse_sqrt
 from .config import ConfigError, RunConfig
+from .mixed import Patterns, allocated
 from .problems import problem_of
 from .world import World
 
@@ -48,11 +49,11 @@ def make_task(config: RunConfig, loader: Any) -> Task:
     return problem_of(config).task(config, loader)
 
 
-def sparsified_(model: nn.Module, config: RunConfig) -> None:
-    """Make the layers of `model` sparse as the configuration says."""
+def sparsified_(model: nn.Module, config: RunConfig, patterns: Patterns | None = None) -> None:
+    """Make the layers of `model` sparse as the configuration says; `patterns`: those that a budget has led to."""
     s = config.sparsity
     pairs = [rule.rpartition("=") for rule in s.rules]
-    rules = {glob: None if pattern == "dense" else pattern for glob, _, pattern in pairs}
+    rules = patterns or {glob: None if pattern == "dense" else pattern for glob, _, pattern in pairs}
     try:
         sparsify_(model, rules or s.pattern or "", preset=s.preset, skip=s.skip, axis=s.axis)
     except LayerError as error:
@@ -66,14 +67,16 @@ _METHOD_LENGTHS = ("probe", "prune_at", "every", "begin_at", "end_at", "rewind_t
 
 
 def make_method(config: RunConfig, lengths: Lengths | None = None) -> Method:
-    """The method by its name in `nofm.METHODS`, with the options that were given; lengths in steps, now that these are known."""
+    """The method by its name in `nofm.METHODS`, with the options that were given; lengths in steps, now that these are known (before
+    that, as if an epoch had a thousand)."""
     given = {k: v for k, v in dataclasses.asdict(config.sparsity.method).items() if k != "kind" and v is not None}
     method = METHODS[config.sparsity.method.kind].method
     if any(field.name == "seed" for field in dataclasses.fields(method)):
         given.setdefault("seed", config.seed)
+    unit = 1 if config.engine.epochs is None else 1000
     for name in _METHOD_LENGTHS:
         if name in given:
-            given[name] = int(given[name] if lengths is None else lengths.steps(given[name]))
+            given[name] = int(given[name] * unit) if lengths is None else lengths.steps(given[name])
     try:
         return method(**given)
     except NofmError as error:
@@ -95,7 +98,9 @@ def preflight(config: RunConfig, world: World) -> None:
     make_method(config)
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the real network will say it again
-        sparsified_(problem_of(config).draft(config), config)
+        draft = problem_of(config).draft(config)
+        # Without memory there is no magnitude to go by; whether the budget can be met does not depend on it.
+        sparsified_(draft, config, None if config.sparsity.budget is None else allocated(draft, config, by="uniform"))
 
 
 def uses_graphs(config: RunConfig, world: World) -> bool:

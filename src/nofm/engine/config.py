@@ -168,7 +168,7 @@ class MethodConfig:
     """methods that prune or rewire many times: from one time to the next, 100 steps where nothing is said. lottery: length of the first
     training."""
     begin_at: Length | None = None
-    """gmp: when sparsity begins to rise."""
+    """gmp: when sparsity begins to rise. srste: a dense start, up to when layers compute with all their weights."""
     end_at: Length | None = None
     """methods that prune or rewire many times: from when on masks stay."""
     batches: int | None = None
@@ -211,6 +211,13 @@ class SparsityConfig:
     """Globs of layers that stay dense."""
     axis: Literal["input", "flat"] = "input"
     """Where groups lie."""
+    budget: float | None = None
+    """Instead of a pattern: the share of all weights of sparse layers that is kept, above 0 and up to 1; patterns differ by layer."""
+    allocation: Literal["uniform", "erk", "magnitude", "sensitivity"] | None = None
+    """with budget: how layers share it, see nofm.allocate_patterns; erk where nothing is said. magnitude: of the starting weights.
+    sensitivity: their (gradient x weight)^2 on the first batch (data.loader resident)."""
+    candidates: tuple[str, ...] = ()
+    """with budget: the patterns to choose from, dense among them; 1:64 1:32 1:16 1:8 1:4 2:4 dense where nothing is said."""
     method: MethodConfig = field(default_factory=MethodConfig)
 
 

@@ -22,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..layers import sites
+from ..patterns import PatternLike
 from .config import ConfigError
 from .files import Disk, HeldError, make_folder, write_file
 from .movement import packed_masks
@@ -71,6 +72,16 @@ class RunFolder:
         except (ValueError, TypeError, KeyError, OSError):
             raise ConfigError(f"{path}: does not hold the configuration of a run; give another --out") from None
         return config
+
+    def earlier_patterns(self) -> dict[str, PatternLike | None] | None:
+        """The pattern of each sparse layer that this run was started with, or None if it was not started before."""
+        path = self.path / "run.json"
+        if not path.exists():
+            return None
+        try:
+            return {layer["name"]: layer["pattern"] for layer in json.loads(path.read_text())["layers"] if layer["pattern"]}
+        except (ValueError, TypeError, KeyError, OSError):
+            raise ConfigError(f"{path}: does not hold the layers of a run; give another --out") from None
 
     def event(self, name: str, step: int, **fields: Any) -> None:
         """Append an event, and tell the sinks."""

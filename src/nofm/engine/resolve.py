@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import hashlib
 import json
 import re
 import tomllib
@@ -20,7 +21,22 @@ from typing import Any, TypeAlias
 
 from .config import ConfigError, RunConfig
 
-__all__ = ["Origins", "differences", "explain", "from_dict", "keys", "leaves", "merge", "near", "read_toml", "says", "to_dict"]
+__all__ = [
+    "Origins",
+    "differences",
+    "digest",
+    "explain",
+    "from_dict",
+    "keys",
+    "leaves",
+    "merge",
+    "near",
+    "read_toml",
+    "says",
+    "telling",
+    "telling_differences",
+    "to_dict",
+]
 
 Values: TypeAlias = dict[str, Any]
 Origins: TypeAlias = Mapping[str, str]  # by key: "--optim.lr", or "run.toml:12 optim.lr ="
@@ -170,6 +186,35 @@ def differences(old: Values, new: Values, prefix: str = "") -> Iterator[tuple[st
             yield from differences(was, now, f"{prefix}{name}.")
         elif was != now:
             yield f"{prefix}{name}", was, now
+
+
+# ---- which configuration ----
+
+# Where a run is made, what it leaves behind and how often it is tested; all else decides its numbers. (SAD is counted every log_every.)
+_OF_THE_MACHINE = (
+    "seed", "out", "device", "data.root", "data.cache",
+    "engine.checkpoint_every", "engine.eval_every", "engine.histogram_every", "engine.keep", "engine.track", "engine.workers",
+)  # fmt: skip
+
+
+def telling(values: Values) -> Values:
+    """What of a configuration decides its numbers, by dotted key, without what is as it usually is.
+
+    So a key that a later version adds does not change what an older run tells of itself.
+    """
+    return {key: now for key, _, now in telling_differences({}, values)}
+
+
+def telling_differences(old: Values, new: Values) -> Iterator[tuple[str, Any, Any]]:
+    """As `differences`, of what decides numbers; a key that one of the two does not have is as it usually is."""
+    usual = to_dict(RunConfig())
+    return (change for change in differences(merge(usual, old), merge(usual, new)) if change[0] not in _OF_THE_MACHINE)
+
+
+def digest(values: Values) -> str:
+    """Twelve digits that are the same for runs of one configuration, whatever their seeds and machines."""
+    told = {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in telling(values).items()}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
 
 # ---- files ----

@@ -41,6 +41,7 @@ from .files import Disk
 from .folder import RunFolder, Sink
 from .graphs import Graphs
 from .loop import Trainer
+from .mixed import patterns_of
 from .precision import Precision
 from .problems import problem_of
 from .resolve import differences, to_dict
@@ -196,7 +197,7 @@ def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Pat
     lengths = Lengths(config, loader.order.steps_per_epoch)
     chance.seed_all(config.seed)  # the same starting weights on all processes
     task = make_task(config, loader)
-    sparsified_(task.model, config)
+    sparsified_(task.model, config, patterns_of(config, task, loader, world, folder))
     task.to(world.device)
     if e.channels_last:
         task.to(memory_format=torch.channels_last)

@@ -23,7 +23,7 @@ __all__ = ["METHOD_OPTIONS", "UNSTRUCTURED", "check"]
 METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
     "dense": (),
     "ste": (),
-    "srste": ("decay", "refine", "placement", "target", "probe"),
+    "srste": ("decay", "refine", "placement", "target", "probe", "begin_at"),
     "asp": ("prune_at",),
     "set": ("sparsity", "allocation", "seed", "every", "end_at", "drop"),
     "rigl": ("sparsity", "allocation", "seed", "every", "end_at", "drop"),
@@ -88,7 +88,8 @@ def _problem(c: RunConfig) -> Complaints:
 
 def _sparsity(c: RunConfig) -> Complaints:
     s = c.sparsity
-    if s.pattern is None and not s.rules:
+    yield from _budget(c)
+    if s.pattern is None and not s.rules and s.budget is None:
         yield "sparsity.pattern", 'must be N:M such as "2:4", or give sparsity.rules; a dense baseline is sparsity.method.kind dense'
     if s.pattern is not None and s.rules:
         yield "sparsity.rules", "are given beside sparsity.pattern; set sparsity.pattern to none, or add a rule *=N:M and drop the pattern"
@@ -115,6 +116,27 @@ def _sparsity(c: RunConfig) -> Complaints:
     yield from _method(c)
 
 
+def _budget(c: RunConfig) -> Complaints:
+    """Patterns that differ by layer, under one budget."""
+    s = c.sparsity
+    if s.budget is None:
+        for name in ("allocation", "candidates"):
+            if getattr(s, name):
+                yield f"sparsity.{name}", "has no effect without sparsity.budget"
+        return
+    yield from number("sparsity.budget", s.budget, 0, 1, open_low=True, open_high=False)
+    if s.pattern is not None or s.rules:
+        yield "sparsity.budget", "is given beside sparsity.pattern or sparsity.rules; set sparsity.pattern to none and give no rules"
+    if s.allocation == "sensitivity" and c.data.loader != "resident":
+        yield "sparsity.allocation", "needs data.loader resident, whose first batch it looks at"
+    for candidate in s.candidates:
+        if candidate != "dense":
+            try:
+                Pattern(candidate)
+            except PatternError as error:
+                yield "sparsity.candidates", f"{candidate!r}: {error}{near(candidate, ['dense'])}"
+
+
 def _method(c: RunConfig) -> Complaints:
     m = c.sparsity.method
     if m.kind not in METHOD_OPTIONS:
@@ -124,6 +146,8 @@ def _method(c: RunConfig) -> Complaints:
         if getattr(m, name) is not None and name not in METHOD_OPTIONS[m.kind]:
             yield f"sparsity.method.{name}", _without_effect(m.kind, name, METHOD_OPTIONS)
     if m.kind in UNSTRUCTURED:
+        if c.sparsity.budget is not None:
+            yield "sparsity.budget", f"has no effect on {m.kind}, which has sparsity.method.sparsity"
         for key, patterns in (("pattern", [c.sparsity.pattern]), ("rules", [rule.rpartition("=")[2] for rule in c.sparsity.rules])):
             if any(pattern not in ("1:1", "dense", None) for pattern in patterns):
                 yield f"sparsity.{key}", f"must be 1:1 for {m.kind}, which prunes anywhere in a layer: it only says which layers"
@@ -163,6 +187,8 @@ def _pruning(c: RunConfig) -> Complaints:
     for name in ("target", "probe"):
         if m.kind == "srste" and getattr(m, name) is not None and m.decay != "auto":
             yield f"sparsity.method.{name}", "has no effect without sparsity.method.decay auto"
+    if m.kind == "srste" and m.begin_at and m.decay == "auto":
+        yield "sparsity.method.begin_at", "has no effect with decay auto, which looks at masks from the first step on; give one of them"
     if m.decay == "auto" and m.placement == "backward":
         yield "sparsity.method.placement", "must be gradient or decoupled with decay auto, which backward does not know"
     if m.allocation == "global" and m.kind in ("set", "rigl", "snfs", "dsr", "deepr"):
@@ -175,6 +201,8 @@ def _pruning(c: RunConfig) -> Complaints:
     if last is not None and length is not None and last > length:
         name = {"gmp": "end_at", "lottery": "every", "srste": "probe"}[m.kind]
         yield f"sparsity.method.{name}", f"comes after the end of the run, {length:g} {unit}"
+    if m.kind == "srste" and m.begin_at and length is not None and m.begin_at >= length:
+        yield "sparsity.method.begin_at", f"must be before the end of the run, {length:g} {unit}: it would be dense throughout"
     if m.kind == "gmp" and m.end_at is not None and (m.begin_at or 0) > m.end_at:
         yield "sparsity.method.begin_at", f"must not be above end_at, {m.end_at}"
     if m.kind == "lottery" and m.every is not None and (m.rewind_to or 0) >= m.every:

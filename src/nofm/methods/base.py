@@ -47,6 +47,9 @@ class Method:
         for site in sites:
             self.begin(site)
 
+    def go_on(self, sites: Sequence[Site], number: int) -> None:
+        """Called when a state after `number` steps has been loaded, for methods whose layers look at weights differently by then."""
+
     def phase(self, number: int) -> str | None:
         """What kind of step `number` (from 1) is. Steps of one phase do the same work on the device, so that one captured in a
         CUDA graph can be replayed for the others. None: a step unlike others, which the host must run itself."""
@@ -227,6 +230,7 @@ class Handle:
             lens = site.lens if site.stored_mask is not None else ste.frozen
             site.freeze(unpack(packed.to(site.weight.device), site.weight.shape), lens)
         self.memory.load_state_dict(state["memory"])
+        self.method.go_on(self._sites, self.step)
 
 
 def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer]) -> Handle:

@@ -26,6 +26,7 @@ from ..kernels import ops
 from ..layers import Site
 from . import flips
 from .base import Memory, Method, OwnedWeight, Step
+from .budget import check_whole
 
 __all__ = ["SRSTE"]
 
@@ -46,6 +47,7 @@ class SRSTE(Method):
                "backward": inside backward, as in the code released with the paper: the term then grows with micro-batches,
                with uses of the weight in a forward and with summed all-reduces, and shrinks under a loss scale. Only to repeat
                numbers made with that code.
+    begin_at   a dense start: up to this step layers compute with all their weights, and there is no term.
     """
 
     decay: float | Literal["auto"] = 2e-4
@@ -53,6 +55,7 @@ class SRSTE(Method):
     placement: Placement = "gradient"
     target: float | None = None
     probe: int | None = None
+    begin_at: int = 0
 
     def __post_init__(self) -> None:
         for field, value, allowed in (("refine", self.refine, ste.Refinement), ("placement", self.placement, Placement)):
@@ -66,8 +69,22 @@ class SRSTE(Method):
         if self.placement == "backward" and self.decay == "auto":
             raise OptimizerError('decay="auto" changes from step to step, which backward does not know; use placement="gradient"')
         flips.check_options(self.decay, self.target, self.probe)
+        check_whole("begin_at", self.begin_at)
+        if self.begin_at and self.decay == "auto":
+            raise OptimizerError('begin_at has no effect with decay="auto", which looks at masks from the first step on; give one of them')
 
     def begin(self, site: Site) -> None:
+        if self.begin_at:
+            site.look_through(ste.dense)
+        else:
+            self._mask(site)
+
+    def go_on(self, sites: Sequence[Site], number: int) -> None:
+        if number >= self.begin_at:
+            for site in sites:
+                self._mask(site)
+
+    def _mask(self, site: Site) -> None:
         fixed = self.decay != "auto" and self.placement == "backward"
         site.look_through(ste.RefinedBackward(float(self.decay), self.refine) if fixed else ste.straight_through)
 
@@ -77,7 +94,9 @@ class SRSTE(Method):
             flips.watch(sites, memory)
 
     def phase(self, number: int) -> str | None:
-        return None if self._probes(number) else "train"
+        if self._probes(number) or 0 < number == self.begin_at:
+            return None
+        return "dense" if number < self.begin_at else "train"
 
     def _probes(self, number: int) -> bool:
         return self.decay == "auto" and number <= (self.probe or flips.PROBE)
@@ -86,7 +105,7 @@ class SRSTE(Method):
         return flips.decay_of(step.memory) if self.decay == "auto" else self.decay
 
     def before_step(self, step: Step) -> None:
-        if self.placement == "backward" or self._decay(step) == 0:
+        if step.number <= self.begin_at or self.placement == "backward" or self._decay(step) == 0:
             return
         spares = self._probes(step.number) and self.target is None
         for owned in step.weights if spares or self.placement == "decoupled" else self._by_kernels(step):
@@ -118,6 +137,9 @@ class SRSTE(Method):
                 owned.weight.sub_(step.carried[owned.site.key], alpha=self._decay(step))
         if self._probes(step.number):
             flips.search(step, self.target, self.probe or flips.PROBE)
+        if step.number == self.begin_at:
+            for owned in (*step.weights, *step.resting):
+                self._mask(owned.site)
 
     def _term(self, owned: OwnedWeight, grad_scale: Tensor | None) -> Tensor:
         grad = owned.grad if grad_scale is None else owned.grad / grad_scale

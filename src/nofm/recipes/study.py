@@ -1,19 +1,21 @@
-"""A study: the rows of one table or figure, each a configuration, and what the paper claims about them. Needs no torch.
+"""A study: the rows of one table or figure, each a configuration, and what is claimed of them. Needs no torch.
 
 A study is made from a recipe, its *base*: the same rows on ImageNet (`imagenet/resnet50`) or, smaller, on CIFAR-10
 (`cifar10/resnet20`). Everything that is not the row's own subject (data, epochs, learning rate, batch) is the base's, so that rows
-differ in nothing but what the table compares.
+differ in nothing but what the table compares. Rows of several studies that are the same configuration are the same runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.config import MethodConfig, RunConfig
+from ..engine.config import ConfigError, MethodConfig, RunConfig
+from ..engine.resolve import telling, to_dict
 
-__all__ = ["Claim", "Row", "Study", "dense", "lasting", "nm", "share", "unstructured"]
+__all__ = ["Claim", "Row", "Study", "dense", "lasting", "nm", "only_for", "run_name", "share", "unstructured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something the paper says of two rows: `first` is above `second` in `metric` ("accuracy", or "sad", where lower is meant)."""
+    """Something said of two rows: `first` is better than `second` in `metric`: "score", the headline metric of the task, or "sad"."""
 
     text: str
     first: str
     second: str
-    metric: str = "accuracy"
+    metric: str = "score"
     level: bool = False  # the two are level rather than first above second
 
 
@@ -52,11 +54,15 @@ class Study:
             assert {claim.first, claim.second} <= set(labels), f"{claim.text}: no such row"
 
 
+# ---- configurations made from a base ----
+
+
 def nm(base: RunConfig, pattern: str, kind: str = "srste", **options: Any) -> RunConfig:
-    """`base` with an N:M pattern and a method. SR-STE keeps the base's decay where none is given."""
+    """`base` with an N:M pattern and a method. SR-STE keeps the base's decay and where it is added where nothing is said."""
     if kind == "srste":
-        options = {"decay": base.sparsity.method.decay, **options}
-    sparsity = dataclasses.replace(base.sparsity, pattern=pattern, rules=(), method=MethodConfig(kind=kind, **options))
+        options = {"decay": base.sparsity.method.decay, "placement": base.sparsity.method.placement, **options}
+    mixed: dict[str, Any] = {"rules": (), "budget": None, "allocation": None, "candidates": ()}  # none of these beside a pattern
+    sparsity = dataclasses.replace(base.sparsity, pattern=pattern, method=MethodConfig(kind=kind, **options), **mixed)
     return dataclasses.replace(base, sparsity=sparsity)
 
 
@@ -82,3 +88,31 @@ def lasting(base: RunConfig, length: int) -> RunConfig:
     return dataclasses.replace(
         base, engine=dataclasses.replace(e, epochs=length) if e.epochs is not None else dataclasses.replace(e, steps=length)
     )
+
+
+def only_for(kind: str, base: RunConfig) -> None:
+    """Raise where the base learns something else than `kind`."""
+    if base.task.kind != kind:
+        raise ConfigError(f"task.kind = {base.task.kind}: this study is of {kind}")
+
+
+# ---- names of runs ----
+
+
+def run_name(config: RunConfig, base: RunConfig) -> str:
+    """A folder's name for the runs of a configuration, such as srste-2of4-decay0.0002: its method, its pattern, the method's options,
+    and whatever else is not the base's. No colons, which some file systems refuse."""
+    s, own, usual = config.sparsity, telling(to_dict(config)), telling(to_dict(base))
+    words = [s.method.kind, *([] if s.pattern is None else [s.pattern])]
+    for key, value in sorted(own.items(), key=lambda item: not item[0].startswith("sparsity.")):  # stable: how it is sparse comes first
+        of_method = key.startswith("sparsity.method.")
+        if key not in ("sparsity.method.kind", "sparsity.pattern") and (of_method or usual.get(key) != value):
+            words.append(value if isinstance(value, str) else f"{key.rpartition('.')[2]}{_word(value)}")
+    words += [f"no-{key.rpartition('.')[2]}" for key in usual if key not in own and not key.startswith("sparsity.")]
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", "-".join(words).replace(":", "of")).strip("-")
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return "+".join(map(_word, value))
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

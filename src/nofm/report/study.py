@@ -1,50 +1,47 @@
-"""A study's run folders -> its table, its figure, and what became of the paper's claims. Files in, files out, no torch.
+"""A study's runs -> runs.csv, and from it the table, the figure, and what became of the claims. Files in, files out, no torch.
 
-A claim is looked at by the difference of two means and its 95 % interval (Welch's t): "holds" where all of the interval is on the
-claimed side, "fails" where all of it is on the other, "open" where it holds zero. Two rows are level where the interval lies within
-half a point of zero on both sides.
+Runs are folders with run.json and events.jsonl, or lines of a runs.csv from before, of this study or one beside it: a run whose folder is
+not at hand is taken from there. No label ever has two configurations: each line carries a digest of its own, and one that is not the
+row's is refused.
 """
 
 from __future__ import annotations
 
 import csv
+import importlib.util
+import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from .compare import Stat, stat
 from .errors import ReportError
+from .measures import MEASURES, Measure
+from .numbers import computes_dense, total_sad
 from .read import Run, load
 
-__all__ = ["Interval", "Measured", "difference", "measured", "write_study"]
+__all__ = [
+    "Facts",
+    "Measured",
+    "Rows",
+    "Unfinished",
+    "as_csv",
+    "finished",
+    "known_runs",
+    "measured",
+    "read_facts",
+    "read_rows",
+    "runs_csv",
+    "write_study",
+]
 
-_LEVEL = 0.5  # percentage points within which two rows count as level
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-_T = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
-)
+Facts: TypeAlias = Mapping[str, Any]  # of study.json
+
+
+class Unfinished(ReportError):
+    """There is nothing to write a table of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,176 +50,176 @@ class Measured:
 
     label: str
     seed: int
-    accuracy: float
+    config: str  # digest of all that decides its numbers but the seed
+    metric: str  # the name of the score: the task's headline metric, of averaged weights (ema_...) where the run has an average
+    score: float
     sad: float
     kept: float  # share of the weights of sparse layers that is kept
     params: int  # of the whole network, pruned ones left out
+    macs: float | None  # multiply-adds, by pattern; None for unstructured sparsity
     epochs: float
     seconds: float | None
     commit: str | None
     torch: str
     hardware: str
+    metrics: Mapping[str, float] = field(default_factory=dict)  # all of them
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A difference of means and its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
+Rows: TypeAlias = dict[str, list[Measured]]  # by label, seeds in order
+_FIELDS = tuple(f.name for f in fields(Measured) if f.name != "metrics")
 
 
-def measured(label: str, run: Run) -> Measured:
+# ---- a run folder ----
+
+
+def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
     """The numbers of a finished run."""
-    final = run.of("end")[-1].data["metrics"]
-    changes = [sum(event.data["changed"].values()) / event.data["weights"] for event in run.of("sad")]
-    sparse = [layer for layer in run.layers if layer.pattern]
-    weights = sum(layer.weights for layer in sparse)
     end = run.of("end")[-1].data
-    kept = end.get("kept", sum(layer.kept for layer in sparse))
+    metric = f"ema_{measure.name}" if f"ema_{measure.name}" in end["metrics"] else measure.name
+    sparse = [layer for layer in run.layers if layer.pattern and not layer.note.startswith("tied")]
+    weights, dense = sum(layer.weights for layer in sparse), computes_dense(run)
+    kept = weights if dense else int(end.get("kept", sum(layer.kept for layer in sparse)))
+    # Layers that a budget was spent on to keep them dense are among those that it is a share of.
+    spared = sum(layer.weights for layer in run.layers if layer.note.startswith("rule ")) if _has_budget(run) else 0
     cost = run.info["cost"] or {}
-    dense = run.info["config"]["sparsity"]["method"]["kind"] == "dense"
-    params = int(cost.get("params", 0)) - (0 if dense else weights - int(kept))
-    epoch = run.of("train")[-1].data.get("epoch", math.nan)
+    by_pattern = dense or any(layer.pattern != "1:1" for layer in sparse)
     return Measured(
         label=label,
         seed=run.seed,
-        accuracy=float(final["accuracy"]),
-        sad=math.fsum(changes),
-        kept=1.0 if dense else kept / weights,
-        params=params,
-        epochs=float(epoch),
+        config=config,
+        metric=metric,
+        score=float(end["metrics"][metric]),
+        sad=(total_sad(run) or 0.0) / (weights + spared),
+        kept=(kept + spared) / (weights + spared),
+        params=int(cost.get("params", 0)) - (weights - kept),
+        macs=float(cost["macs" if dense else "macs_sparse"]) if by_pattern and cost else None,
+        epochs=float(run.of("train")[-1].data.get("epoch", math.nan)),
         seconds=max(event.data["seconds"] for event in run.of("end")),  # a finished run that is resumed ends again at once
         commit=run.info["commit"],
         torch=str(run.info["versions"].get("torch")),
         hardware=str(run.info["hardware"].get("name")),
+        metrics={name: float(value) for name, value in end["metrics"].items() if value is not None},
     )
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Interval | None:
-    """mean(first) - mean(second) by Welch's t; None where one of them has a single value."""
-    a, b = stat(first), stat(second)
-    if a is None or b is None or a.spread is None or b.spread is None:
-        return None
-    va, vb = a.spread**2 / a.n, b.spread**2 / b.n
-    mean = a.mean - b.mean
-    if va + vb == 0:
-        return Interval(mean, mean, mean)
-    freedom = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
-    half = _quantile(freedom) * math.sqrt(va + vb)
-    return Interval(mean, mean - half, mean + half)
+def _has_budget(run: Run) -> bool:
+    return run.info["config"].get("sparsity", {}).get("budget") is not None
 
 
-def _quantile(freedom: float) -> float:
-    """Of the next lower whole number of degrees of freedom, which makes the interval wider rather than narrower."""
-    return _T[int(freedom) - 1] if freedom < len(_T) + 1 else 1.96 + 2.5 / freedom
+def finished(run: Path) -> bool:
+    """Whether the run in this folder has come to its end."""
+    if not ((run / "events.jsonl").is_file() and (run / "run.json").is_file()):
+        return False
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return bool(lines) and '"event": "end"' in lines[-1] and json.loads(lines[-1])["event"] == "end"
 
 
-def verdict(claim: Mapping[str, Any], interval: Interval | None) -> str:
-    """ "holds", "fails", "open", or "" where there are too few runs."""
-    if interval is None:
-        return ""
-    if claim["level"]:
-        return "holds" if interval.low >= -_LEVEL and interval.high <= _LEVEL else "fails" if interval.high < -_LEVEL else "open"
-    low, high = (interval.low, interval.high) if claim["metric"] == "accuracy" else (-interval.high, -interval.low)
-    return "holds" if low > 0 else "fails" if high < 0 else "open"
+def _runs(folder: Path) -> list[Run]:
+    return sorted((load(run) for run in folder.glob("seed-*") if finished(run)), key=lambda run: run.seed)
 
 
-def write_study(out: Path) -> list[Path]:
-    """Write runs.csv, table.csv, table.md, claims.csv and figure.png in `out`; returns what was written."""
-    facts = _facts(out / "study.json")
-    runs = {row["label"]: _runs(out / row["folder"]) for row in facts["rows"]}
-    rows = {label: [measured(label, run) for run in found] for label, found in runs.items()}
-    if not any(rows.values()):
-        raise ReportError(out, "no run of this study is finished yet")
-    files = [out / "runs.csv", out / "table.csv", out / "table.md", out / "claims.csv"]
-    _csv(files[0], [_fields(run) for found in rows.values() for run in found])
-    _csv(files[1], [_row(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]]])
-    claims = [_claim(claim, rows) for claim in facts["claims"]]
-    _csv(files[3], claims)
-    files[2].write_text(_markdown(facts, rows, claims))
-    from .study_figure import draw
-
-    draw(facts["title"], {label: found for label, found in runs.items() if found}, out / "figure.png")
-    return [*files, out / "figure.png"]
+# ---- study.json and runs.csv ----
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def read_facts(path: Path) -> Facts:
+    """What a study is, as `nofm study` has written it down."""
     try:
-        facts: dict[str, Any] = json.loads(path.read_text())
+        facts: Facts = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ReportError(path, f"cannot be read ({error}); `nofm study` writes it") from None
     return facts
 
 
-def _runs(folder: Path) -> list[Run]:
-    found = [load(run) for run in sorted(folder.glob("seed-*")) if (run / "events.jsonl").is_file() and (run / "run.json").is_file()]
-    return sorted((run for run in found if run.status == "finished"), key=lambda run: run.seed)
+def runs_csv(rows: Rows) -> str:
+    """One line a run: its numbers, then all its metrics by name."""
+    found = [run for runs in rows.values() for run in runs]
+    names = list(dict.fromkeys(name for run in found for name in run.metrics))
+    lines = [{**{name: getattr(run, name) for name in _FIELDS}, **{f"metric:{n}": run.metrics.get(n) for n in names}} for run in found]
+    return as_csv(lines)
 
 
-def _fields(run: Measured) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in Measured.__dataclass_fields__}
+def read_rows(path: Path, facts: Facts) -> Rows:
+    """The lines of a runs.csv by label, in the study's order; raises for one that is not of this study as it is now."""
+    by_label = {row["label"]: row for row in facts["rows"]}
+    rows: Rows = {label: [] for label in by_label}
+    for number, run in enumerate(_lines(path), start=2):
+        if run.label not in by_label:
+            raise ReportError(
+                path, f"{facts['name']} has no row {run.label!r} any more; remove the line, or give the row's new name", number
+            )
+        if run.config != by_label[run.label]["config"]:
+            raise ReportError(
+                path,
+                f"{run.label!r} was made by configuration {run.config}, and is {by_label[run.label]['config']} now; "
+                "give the options it was made with, or another folder",
+                number,
+            )
+        rows[run.label].append(run)
+    return rows
 
 
-def _row(row: Mapping[str, Any], found: Sequence[Measured]) -> dict[str, Any]:
-    accuracy, sad = stat(run.accuracy for run in found), stat(run.sad for run in found)
-    assert accuracy is not None
-    assert sad is not None
-    return {
-        "row": row["label"],
-        "n": accuracy.n,
-        "accuracy": accuracy.mean,
-        "accuracy_sd": accuracy.spread,
-        "sad": sad.mean,
-        "sad_sd": sad.spread,
-        "kept": stat(run.kept for run in found).mean,  # type: ignore[union-attr]
-        "params": stat(run.params for run in found).mean,  # type: ignore[union-attr]
-        "epochs": found[0].epochs,
-        "paper": row["paper"],
-    }
+def known_runs(into: Path) -> dict[tuple[str, int], Measured]:
+    """By configuration and seed: the lines of the runs.csv of all studies in `into`."""
+    files = [file.with_name("runs.csv") for file in sorted(into.glob("*/study.json"))]
+    return {(run.config, run.seed): run for file in files if file.is_file() for run in _lines(file)}
 
 
-def _claim(claim: Mapping[str, Any], rows: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
-    values = [[float(getattr(run, claim["metric"])) for run in rows[claim[side]]] for side in ("first", "second")]
-    interval = difference(*values)
-    numbers = {"difference": None, "low": None, "high": None} if interval is None else {
-        "difference": interval.mean, "low": interval.low, "high": interval.high,
-    }  # fmt: skip
-    return {"claim": claim["text"], "metric": claim["metric"], **numbers, "verdict": verdict(claim, interval)}
+def _lines(path: Path) -> Iterator[Measured]:
+    for number, line in enumerate(csv.DictReader(path.read_text().splitlines()), start=2):
+        if missing := [name for name in _FIELDS if line.get(name) is None]:
+            raise ReportError(path, f"has no {missing[0]!r}; `nofm study` writes it", number)
+        try:
+            yield _measured_of(line)
+        except ValueError as error:
+            raise ReportError(path, f"a number is expected: {error}", number) from None
 
 
-def _csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        if rows:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+def _measured_of(line: Mapping[str, str]) -> Measured:
+    texts = ("label", "config", "metric", "torch", "hardware")
+    values: dict[str, Any] = {name: line[name] for name in texts}
+    values |= {name: int(float(line[name])) for name in ("seed", "params")}
+    values |= {name: float(line[name]) for name in ("score", "sad", "kept", "epochs")}
+    values |= {name: float(line[name]) if line[name] else None for name in ("macs", "seconds")}
+    metrics = {name.partition(":")[2]: float(text) for name, text in line.items() if name.startswith("metric:") and text}
+    return Measured(**values, commit=line["commit"] or None, metrics=metrics)
 
 
-def _text(value: Stat | None, digits: int) -> str:
-    if value is None:
-        return ""
-    spread = "" if value.spread is None else f" ± {value.spread:.{digits}f}"
-    return f"{value.mean:.{digits}f}{spread}"
+def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A CSV file's text."""
+    text = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return text.getvalue()
 
 
-def _markdown(facts: Mapping[str, Any], rows: Mapping[str, Sequence[Measured]], claims: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"# {facts['title']}", "", "| | accuracy % | weights kept | SAD for each weight | epochs | seeds | paper (ImageNet) |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for row in facts["rows"]:
-        found = rows[row["label"]]
-        if found:
-            accuracy, sad = stat(run.accuracy for run in found), stat(run.sad for run in found)
-            kept = _text(stat(100 * run.kept for run in found[:1]), 1)
-            cells = (row["label"], _text(accuracy, 2), f"{kept} %", _text(sad, 2), f"{found[0].epochs:g}", str(len(found)), row["paper"])
-            lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| claim of the paper | difference | 95 % interval | here |", "|---|---|---|---|"]
-    for claim in claims:
-        if claim["difference"] is not None:
-            span = f"{claim['low']:+.2f} to {claim['high']:+.2f}"
-            unit = "" if claim["metric"] == "accuracy" else " SAD"
-            lines.append(f"| {claim['claim']} | {claim['difference']:+.2f}{unit} | {span} | {claim['verdict']} |")
-    one = next(found[0] for found in rows.values() if found)
-    lines += ["", f"{one.hardware}, torch {one.torch}, commit {one.commit}. Mean ± sample standard deviation over seeds.", ""]
-    return "\n".join([*lines, *(f"- {note}" for note in facts["notes"]), ""])
+# ---- all of it ----
+
+
+def write_study(folder: Path, runs: Path) -> list[Path]:
+    """Write runs.csv, table.csv, table.md, claims.csv and (where matplotlib is installed) figure.png in `folder`, which has a
+    study.json, from run folders under `runs` and the runs.csv of `folder` and its neighbours; returns what was written."""
+    from .study_tables import texts
+
+    facts = read_facts(folder / "study.json")
+    measure = MEASURES[facts["task"]]
+    found = {row["label"]: _runs(runs / row["runs"]) for row in facts["rows"]}
+    rows = {row["label"]: [measured(row["label"], row["config"], run, measure) for run in found[row["label"]]] for row in facts["rows"]}
+    if (folder / "runs.csv").is_file():
+        read_rows(folder / "runs.csv", facts)  # which refuses what is not of this study
+    for (config, seed), run in known_runs(folder.parent).items():
+        for label in (row["label"] for row in facts["rows"] if row["config"] == config):
+            if seed not in {here.seed for here in rows[label]}:
+                rows[label] = sorted([*rows[label], replace(run, label=label)], key=lambda run: run.seed)
+    if not any(rows.values()):
+        raise Unfinished(folder, "no run of this study is finished yet")
+    files = {"runs.csv": runs_csv(rows), **texts(facts, rows)}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    if any(found.values()) and importlib.util.find_spec("matplotlib") is not None:
+        from .study_figure import draw
+
+        draw(facts["title"], measure, {label: (found[label], rows[label]) for label in rows if rows[label]}, folder / "figure.png")
+        files["figure.png"] = ""
+    return [folder / name for name in files]

@@ -1,4 +1,4 @@
-"""The picture of a study: accuracy over epochs, mask movement over epochs, and where every run ended."""
+"""The picture of a study: the score over epochs, mask movement over epochs, and where every run ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from .compare import band, thin
 from .curves import Curve, evals, flip_rate
+from .measures import Measure
 from .read import Run
+from .study import Measured
 
 __all__ = ["draw"]
 
@@ -16,34 +18,36 @@ _POINTS = 200
 _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 
 
-def draw(title: str, runs: Mapping[str, Sequence[Run]], path: Path) -> None:
-    """Write a PNG."""
+def draw(title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Run], Sequence[Measured]]], path: Path) -> None:
+    """Write a PNG. Each row: the runs whose folders are at hand, which have curves, and the numbers of all."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    height = max(4.2, 0.24 * len(runs) + 1.6)
+    height = max(4.2, 0.24 * len(rows) + 1.6)
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, height), layout="constrained", width_ratios=(1, 1, 1.1))
     figure.suptitle(title)
-    for number, (label, found) in enumerate(runs.items()):
+    for number, (label, (runs, numbers)) in enumerate(rows.items()):
         style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": ("-", "--", ":", "-.")[number // len(_COLOURS) % 4]}
-        epoch = _steps_of_an_epoch(found[0])
-        _band(left, [evals(run, "accuracy") for run in found], epoch, label, style)
-        _band(middle, [_above_zero(flip_rate(run)) for run in found], epoch, label, style)
-        final = [run.of("end")[-1].data["metrics"]["accuracy"] for run in found]
+        if runs:
+            epoch = _steps_of_an_epoch(runs[0])
+            averaged = numbers[0].metric.startswith("ema_")
+            _band(left, [_scaled(evals(run, measure.name, averaged), measure.factor) for run in runs], epoch, label, style)
+            _band(middle, [_above_zero(flip_rate(run)) for run in runs], epoch, label, style)
+        final = [measure.factor * run.score for run in numbers]
         right.plot(final, [number] * len(final), "o", color=style["color"], alpha=0.5, markersize=5)
         right.plot([sum(final) / len(final)], [number], "|", color="black", markersize=12)
-    left.set(xlabel="epoch", ylabel="test accuracy (%)", title="Accuracy, mean over seeds")
+    left.set(xlabel="epoch", ylabel=measure.words, title="Test score, mean over seeds")
     middle.set(xlabel="epoch", ylabel="weights that change side in a step (%)", title="Mask movement", yscale="log")
     right.set(
-        xlabel="test accuracy at the end (%)",
+        xlabel=f"{measure.words}, at the end",
         title="Every run (dots) and the mean (bar)",
-        yticks=range(len(runs)),
-        ylim=(len(runs) - 0.5, -0.5),
+        yticks=range(len(rows)),
+        ylim=(len(rows) - 0.5, -0.5),
     )
-    right.set_yticklabels(list(runs))
-    if len(runs) <= 12:
+    right.set_yticklabels(list(rows))
+    if len(rows) <= 12:
         left.legend(fontsize=8)
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
@@ -55,6 +59,10 @@ def draw(title: str, runs: Mapping[str, Sequence[Run]], path: Path) -> None:
 def _steps_of_an_epoch(run: Run) -> float:
     last = run.of("train")[-1]
     return last.step / last.data["epoch"]
+
+
+def _scaled(curve: Curve, factor: float) -> Curve:
+    return {step: factor * value for step, value in curve.items()}
 
 
 def _above_zero(curve: Curve) -> Curve:

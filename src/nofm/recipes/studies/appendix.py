@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...engine.config import RunConfig
-from ..study import Claim, Row, Study, nm
+from ..study import Claim, Row, Study, nm, only_for
 
 __all__ = ["study"]
 
@@ -15,6 +15,7 @@ def _number(base: RunConfig) -> float | None:
 
 def study(base: RunConfig) -> Study:
     """Eq. 4, 5 and 6 and plain STE, with the base's pattern."""
+    only_for("classification", base)
     pattern = base.sparsity.pattern or "2:4"
     rows = (
         Row("STE", nm(base, pattern, "ste"), "69.9"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...engine.config import RunConfig
-from ..study import Claim, Row, Study, dense, nm
+from ..study import Claim, Row, Study, dense, nm, only_for
 
 __all__ = ["study"]
 
@@ -19,9 +19,12 @@ def _label(decay: float) -> str:
 
 def study(base: RunConfig) -> Study:
     """The paper's four lambdas, more of them, and dense, with the base's pattern."""
+    only_for("classification", base)
     pattern = base.sparsity.pattern or "2:4"
     rows = [Row("dense", dense(base))]
-    rows += [Row(_label(decay), nm(base, pattern, decay=decay), _PAPER.get(decay, "")) for decay in (*_PAPER, *_WIDER)]
+    for decay in (*_PAPER, *_WIDER):
+        config = nm(base, pattern, decay=decay) if decay else nm(base, pattern, "ste")  # without its term SR-STE is STE
+        rows.append(Row(_label(decay), config, _PAPER.get(decay, "")))
     claims = (
         Claim("lambda 2e-4 is above 0", _label(2e-4), _label(0.0)),
         Claim("a negative lambda is below 0", _label(0.0), _label(-2e-5)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ...engine.config import ConfigError, RunConfig
-from ..study import Claim, Row, Study, dense, nm
+from ..study import Claim, Row, Study, dense, nm, only_for
 
 __all__ = ["study"]
 
@@ -22,6 +22,7 @@ _MODELS = {
 
 def study(base: RunConfig) -> Study:
     """RegNetX 002 to 032, dense and at 2:4 by SR-STE and (the smallest) STE."""
+    only_for("classification", base)
     if base.data.name != "folder":
         raise ConfigError(
             f"data.name = {base.data.name}: RegNets halve an image five times; use a folder of images: --on imagenet/resnet50"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ...engine.config import RunConfig
-from ..study import Claim, Row, Study, dense, nm
+from ..study import Claim, Row, Study, dense, nm, only_for
 
 __all__ = ["study"]
 
@@ -15,6 +15,7 @@ _PAPER = {"2:4": "77.0", "4:8": "77.4", "1:4": "75.3", "2:8": "76.2", "1:16": "7
 
 def study(base: RunConfig) -> Study:
     """SR-STE and STE at 2:4, 4:8, 1:4, 2:8 and 1:16 beside dense."""
+    only_for("classification", base)
     rows = [Row("dense", dense(base), "77.3")]
     for pattern, accuracy in _PAPER.items():
         rows.append(Row(f"SR-STE {pattern}", nm(base, pattern), accuracy))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ...engine.config import RunConfig
-from ..study import Claim, Row, Study, dense, lasting, nm, share
+from ..study import Claim, Row, Study, dense, lasting, nm, only_for, share
 
 __all__ = ["study"]
 
@@ -21,6 +21,7 @@ def _asp(base: RunConfig, times: float) -> RunConfig:
 
 def study(base: RunConfig) -> Study:
     """ASP, STE and SR-STE at 2:4."""
+    only_for("classification", base)
     rows = (
         Row("dense", dense(base), "77.3"),
         Row("ASP, same epochs", _asp(base, 1)),

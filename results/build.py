@@ -1,0 +1,87 @@
+"""Writes all that follows from the runs.csv files here: tables, verdicts, and the marked regions of the project's two pages.
+
+    python results/build.py            # after new runs have come in by `nofm study ... --table --into results/BASE`
+    python results/build.py --check    # changes nothing; exit code 1 names what is out of date (a test does the same)
+
+A region is what stands between two comments, and prose around it is left alone:
+
+    <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions or figure
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from nofm.report.errors import ReportError
+from nofm.report.study import read_facts, read_rows
+from nofm.report.study_tables import claims_markdown, conditions, table_markdown, texts
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "results/README.md")
+_REGION = re.compile(r"(<!-- generated: (?P<what>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
+
+
+def built(root: Path = ROOT) -> dict[Path, str]:
+    """Every file that this script owns, or owns a region of, as it should be."""
+    found: dict[Path, str] = {}
+    for file in sorted((root / "results").glob("*/*/study.json")):
+        facts = read_facts(file)
+        for name, text in texts(facts, read_rows(file.with_name("runs.csv"), facts)).items():
+            found[file.with_name(name)] = text
+    for name in PAGES:
+        found[root / name] = _filled(root, root / name)
+    return found
+
+
+def _filled(root: Path, page: Path) -> str:
+    text = page.read_text()
+    opened, complete = text.count("<!-- generated:"), len(_REGION.findall(text))
+    if opened != complete or opened != text.count("<!-- end -->"):
+        raise ReportError(page, f"{opened} regions begin, {text.count('<!-- end -->')} end, {complete} are complete")
+    return _REGION.sub(lambda m: f"{m[1]}{_region(root, page, m['what'])}\n{m['end']}", text)
+
+
+def _region(root: Path, page: Path, request: str) -> str:
+    what, _, rest = request.partition(" ")
+    study, *words = shlex.split(rest) or [""]
+    globs = [word for word in words if not word.startswith("head=")]
+    head = next((word.removeprefix("head=") for word in words if word.startswith("head=")), "")
+    folder = root / "results" / study
+    if not (folder / "study.json").is_file():
+        raise ReportError(page, f"generated: {request}: results/{study} has no study.json; a region is WHAT BASE/STUDY [ROW-GLOB ...]")
+
+    def wanted(label: str) -> bool:
+        return not globs or any(fnmatchcase(label, glob) for glob in globs)
+
+    facts = read_facts(folder / "study.json")
+    rows = read_rows(folder / "runs.csv", facts)
+    if what in ("table", "brief"):
+        return table_markdown(facts, rows, wanted, brief=what == "brief").replace("|  |", f"| {head} |", 1)
+    if what == "claims":
+        return claims_markdown(facts, rows, wanted)
+    if what == "conditions":
+        return conditions({label: found for label, found in rows.items() if wanted(label)})
+    if what == "figure":
+        place = (folder / "figure.png").relative_to(page.parent)
+        return f"![{facts['title']}: score, mask movement and every run]({place.as_posix()})"
+    raise ReportError(page, f"generated: {request}: {what!r} is none of table, brief, claims, conditions, figure")
+
+
+def main() -> int:
+    """Write what is out of date, or with --check only name it."""
+    stale = [path for path, text in built().items() if not path.is_file() or path.read_text() != text]
+    if "--check" not in sys.argv:
+        for path, text in built().items():
+            path.write_text(text)
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'out of date' if '--check' in sys.argv else 'written'}")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

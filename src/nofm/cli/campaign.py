@@ -1,0 +1,148 @@
+"""The runs of one or more studies: which there are, which are finished, and training the others.
+
+A run's folder is OUT/runs/NAME/seed-N, and NAME follows from the configuration alone, so that rows of several studies that are the same
+configuration are trained once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import threading
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..engine.config import ConfigError, RunConfig
+from ..engine.resolve import digest, telling_differences, to_dict
+from ..recipes.study import Row, Study, run_name
+from ..report.study import finished
+
+if TYPE_CHECKING:
+    from ..engine.signals import StopRequest
+
+__all__ = ["check_runs", "limited", "note", "planned", "train_rows"]
+
+
+def planned(studies: Mapping[str, Study], base: RunConfig, rows: str = "*", without: str = "") -> dict[str, Row]:
+    """The rows to train by the name of their runs, in the order of the studies, each configuration once."""
+    found: dict[str, Row] = {}
+    for study in studies.values():
+        for row in study.rows:
+            if _matches(row.label, rows) and not _matches(row.label, without):
+                same = found.setdefault(run_name(row.config, base), row)
+                assert same.config == row.config, f"{same.label} and {row.label} differ, and their runs would have one name"
+    if not found:
+        labels = dict.fromkeys(row.label for study in studies.values() for row in study.rows)
+        raise ConfigError(f"--rows {rows}{f' --without {without}' * bool(without)}: matches none of {', '.join(labels)}")
+    return found
+
+
+def _matches(label: str, globs: str) -> bool:
+    return any(fnmatchcase(label, glob) for glob in globs.split("|"))
+
+
+def check_runs(out: Path, studies: Mapping[str, Study], base: RunConfig) -> None:
+    """Raise where a run was made with other options than its row has now: a table must not mix them."""
+    for study in studies.values():
+        for row in study.rows:
+            for run in sorted((out / "runs" / run_name(row.config, base)).glob("seed-*/run.json")):
+                _check_same(run, row.config)
+
+
+def _check_same(run: Path, config: RunConfig) -> None:
+    try:
+        changes = list(telling_differences(json.loads(run.read_text())["config"], to_dict(config)))
+    except (ValueError, TypeError, KeyError, AttributeError, OSError):
+        raise ConfigError(f"{run}: does not hold the configuration of a run; move its folder away, or give another --out") from None
+    if changes:
+        key, was, now = changes[0]
+        raise ConfigError(
+            f"{run.parent} was made with {key} = {was}, and now it is {now} ({len(changes)} such options); "
+            "give the old ones, or another --out"
+        )
+
+
+class _LastWords:
+    """One line on standard output when a run ends."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def log(self, event: dict[str, Any]) -> None:
+        if event["event"] == "end":
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in event["metrics"].items())
+            print(f"{self._run}: {numbers} ({event['seconds']:.0f} s)", flush=True)
+        elif event["event"] == "error":
+            print(f"{self._run}: {event['message']}", flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def limited(stop: StopRequest, minutes: float | None) -> Iterator[threading.Event]:
+    """While inside, runs are asked to stop when the time is up; the event tells that it was the clock that asked."""
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        stop(signal.SIGTERM, None)
+
+    if minutes is None:
+        yield over
+        return
+    clock = threading.Timer(60 * minutes, end)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield over
+    finally:
+        clock.cancel()
+
+
+def train_rows(
+    out: Path,
+    on: str,
+    typed: Sequence[str],
+    rows: Mapping[str, Row],
+    seeds: range,
+    *,
+    by_row: bool,
+    lanes: int,
+    stop: StopRequest,
+    known: Container[tuple[str, int]] = (),
+) -> str | None:
+    """Train what is not finished and not among `known` (configuration and seed); returns what there is to say about runs that failed.
+    Raises `Stopped` when asked to stop."""
+    from ..engine.train import Job, train_together
+    from ..engine.validate import check
+
+    pairs = [(name, seed) for name in rows for seed in seeds] if by_row else [(name, seed) for seed in seeds for name in rows]
+    pairs = [(name, seed) for name, seed in pairs if (digest(to_dict(rows[name].config)), seed) not in known]
+    left = [(name, seed) for name, seed in pairs if not finished(out / "runs" / name / f"seed-{seed}")]
+    jobs = []
+    for number, (name, seed) in enumerate(left, start=1):
+        row, run = rows[name], out / "runs" / name / f"seed-{seed}"
+        check(row.config)
+        sink = _LastWords(f"[{number}/{len(left)}] {row.label}, seed {seed}")
+        jobs.append(Job(dataclasses.replace(row.config, seed=seed), run, on, typed, resume=True, sinks=[sink]))
+    print(f"{len(rows) * len(seeds) - len(jobs)} runs are finished, {len(jobs)} to go", flush=True)
+    results = train_together(jobs, lanes=lanes, stop=stop)
+    errors = [(job.out, result) for job, result in zip(jobs, results, strict=True) if not isinstance(result, dict)]
+    return f"{len(errors)} of {len(jobs)} runs failed; the first is {errors[0][0]}: {errors[0][1]}" if errors else None
+
+
+def note(folder: Path, name: str, study: Study, base: RunConfig) -> None:
+    """Write down what the rows are, for whoever reads the folder later."""
+    rows = [
+        {"label": row.label, "paper": row.paper, "runs": run_name(row.config, base), "config": digest(to_dict(row.config))}
+        for row in study.rows
+    ]
+    claims = [dataclasses.asdict(claim) for claim in study.claims]
+    facts = {"format": 2, "name": name, "title": study.title, "task": base.task.kind, "rows": rows, "claims": claims}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.json").write_text(json.dumps({**facts, "notes": list(study.notes)}, indent=1) + "\n")

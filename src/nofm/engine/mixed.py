@@ -1,0 +1,64 @@
+"""Mixed N:M: from `sparsity.budget` to a pattern for each layer, once, before training.
+
+All of it is the host's work on starting weights that a seed decides, so that one configuration means one network. A run that goes on
+takes the patterns that it began with from its folder all the same: another machine may add up gradients in another order.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..allocate import Strategy, allocate_patterns
+from ..errors import LayerError
+from ..patterns import PatternLike
+from ..tasks.base import Task
+from .config import ConfigError, RunConfig
+
+if TYPE_CHECKING:
+    from .folder import RunFolder
+    from .world import World
+
+__all__ = ["Patterns", "allocated", "patterns_of"]
+
+Patterns: TypeAlias = dict[str, PatternLike | None]
+_CANDIDATES = ("1:64", "1:32", "1:16", "1:8", "1:4", "2:4", "dense")  # sparse ones too, so that some layers can give what others take
+
+
+def patterns_of(config: RunConfig, task: Task, loader: Any, world: World, folder: RunFolder | None) -> Patterns | None:
+    """A pattern for each layer, on all processes the same; None where the configuration has no budget."""
+    if config.sparsity.budget is None:
+        return None
+    earlier = None if folder is None else folder.earlier_patterns()
+    found: Patterns | None = world.gathered(earlier)[0]
+    if found is None:
+        gradients = _gradients(task, loader, world.device) if config.sparsity.allocation == "sensitivity" else None
+        found = allocated(task.model, config, gradients)
+    first: Patterns = world.gathered(found)[0]
+    return first
+
+
+def allocated(model: nn.Module, config: RunConfig, gradients: dict[str, Tensor] | None = None, by: Strategy | None = None) -> Patterns:
+    """What `allocate_patterns` makes of the configuration; `by`: another strategy than it says."""
+    s = config.sparsity
+    by, candidates = by or s.allocation or "erk", s.candidates or _CANDIDATES
+    try:
+        found = allocate_patterns(model, s.budget or 1.0, candidates, by=by, gradients=gradients, preset=s.preset, skip=s.skip, axis=s.axis)
+    except LayerError as error:
+        raise ConfigError(f"sparsity.budget = {s.budget}: {error}") from None
+    return {name: None if pattern is None else str(pattern) for name, pattern in found.items()}
+
+
+def _gradients(task: Task, loader: Any, device: torch.device) -> dict[str, Tensor]:
+    """Of the dense network on the first batch, by a copy: statistics of the network's own must not have seen it."""
+    from .loop import _each  # which needs this module
+
+    twin = copy.deepcopy(task).train()
+    key = _each(next(loader.keys(0)), lambda value: value.to(device))
+    batch = _each(loader.make(key), lambda value: value.cpu())
+    with torch.enable_grad():
+        twin(batch)["loss"].backward()
+    return {name: p.grad for name, p in twin.model.named_parameters() if p.grad is not None}

@@ -1,0 +1,144 @@
+"""The texts that follow from a study's runs: table.csv, claims.csv, and both as Markdown. Pure functions of study.json and runs.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .claims import Interval, difference, verdict
+from .compare import Stat, stat
+from .measures import MEASURES, Measure
+from .study import Facts, Measured, Rows, as_csv
+from .units import big
+
+__all__ = ["claims_markdown", "conditions", "table_markdown", "texts"]
+
+
+def texts(facts: Facts, rows: Rows) -> dict[str, str]:
+    """All files that follow from the runs, by name."""
+    page = [f"# {facts['title']}", table_markdown(facts, rows), claims_markdown(facts, rows), conditions(rows)]
+    page += ["\n".join(f"- {note}" for note in facts["notes"])] if facts["notes"] else []
+    return {
+        "table.csv": as_csv([_numbers(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]]]),
+        "claims.csv": as_csv([_claim_numbers(facts, claim, rows) for claim in facts["claims"]]),
+        "table.md": "\n\n".join(page) + "\n",
+    }
+
+
+# ---- rows ----
+
+
+def _stat(found: Sequence[Measured], value: Callable[[Measured], float]) -> Stat:
+    result = stat(map(value, found))
+    assert result is not None
+    return result
+
+
+def _numbers(row: Facts, found: Sequence[Measured]) -> dict[str, Any]:
+    score, sad = _stat(found, lambda run: run.score), _stat(found, lambda run: run.sad)
+    return {
+        "row": row["label"],
+        "n": score.n,
+        "metric": found[0].metric,
+        "score": score.mean,
+        "score_sd": score.spread,
+        "sad": sad.mean,
+        "sad_sd": sad.spread,
+        "kept": _stat(found, lambda run: run.kept).mean,
+        "params": _stat(found, lambda run: run.params).mean,
+        "macs": found[0].macs,
+        "epochs": found[0].epochs,
+        "paper": row["paper"],
+    }
+
+
+def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True, *, brief: bool = False) -> str:
+    """The rows whose labels are wanted and that have runs. Columns that say nothing are left out; a brief table has four."""
+    measure = MEASURES[facts["task"]]
+    there = [(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]] and wanted(row["label"])]
+    columns: dict[str, list[str]] = {
+        "": [row["label"] for row, _ in there],
+        measure.words: [_text(_stat(found, lambda run: measure.factor * run.score), measure.digits) for _, found in there],
+        **{words: [_beside(found, metric, measure) for _, found in there] for metric, words in measure.beside},
+        "weights kept in sparse layers": [f"{_text(_stat(found, lambda run: 100 * run.kept), 1, silent=0.05)} %" for _, found in there],
+        "parameters": [big(_stat(found, lambda run: run.params).mean) for _, found in there],
+        "multiply-adds": [big(found[0].macs) if found[0].macs else "" for _, found in there],
+        "mask changes a weight (SAD)": [_text(_stat(found, lambda run: run.sad), 2) for _, found in there],
+        "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
+        "seeds": [str(len(found)) for _, found in there],
+        "paper, in its own setting": [row["paper"] for row, _ in there],
+    }
+    if len(set(columns["epochs"])) < 2:
+        del columns["epochs"]
+    for head in ("parameters", "multiply-adds", "paper, in its own setting") if brief else ():
+        del columns[head]
+    shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
+    lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _beside(found: Sequence[Measured], metric: str, measure: Measure) -> str:
+    """Another metric of the same weights."""
+    of = "ema_" if found[0].metric.startswith("ema_") else ""
+    values = stat(measure.factor * run.metrics[f"{of}{metric}"] for run in found if f"{of}{metric}" in run.metrics)
+    return "" if values is None else _text(values, measure.digits)
+
+
+def _text(value: Stat, digits: int, silent: float = 0.0) -> str:
+    """Mean ± spread; a spread below `silent` is not mentioned."""
+    spread = "" if value.spread is None or value.spread < silent else f" ± {value.spread:.{digits}f}"
+    return f"{value.mean:.{digits}f}{spread}"
+
+
+# ---- claims ----
+
+
+def _interval(claim: Facts, rows: Rows) -> Interval | None:
+    first, second = ([float(getattr(run, claim["metric"])) for run in rows[claim[side]]] for side in ("first", "second"))
+    return difference(first, second)
+
+
+def _claim_numbers(facts: Facts, claim: Facts, rows: Rows) -> dict[str, Any]:
+    interval = _interval(claim, rows)
+    numbers = (None, None, None) if interval is None else (interval.mean, interval.low, interval.high)
+    said = verdict(claim, interval, MEASURES[facts["task"]])
+    return {
+        "claim": claim["text"],
+        "metric": claim["metric"],
+        **dict(zip(("difference", "low", "high"), numbers, strict=True)),
+        "verdict": said,
+    }
+
+
+def claims_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True) -> str:
+    """The claims of wanted rows that there are runs for."""
+    measure = MEASURES[facts["task"]]
+    lines = ["| claim | difference | 95 % interval | here |", "| --- | --- | --- | --- |"]
+    for claim in facts["claims"]:
+        interval = _interval(claim, rows)
+        if interval is not None and wanted(claim["first"]) and wanted(claim["second"]):
+            mean, low, high = _shown(claim, interval, measure)
+            lines.append(f"| {claim['text']} | {mean} | {low} to {high} | {verdict(claim, interval, measure)} |")
+    return "\n".join(lines)
+
+
+def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str, str]:
+    of_sad = claim["metric"] == "sad"
+    factor, digits = (1.0, 2) if of_sad else (measure.factor, measure.digits)
+    mean, low, high = (f"{factor * value:+.{digits}f}" for value in (interval.mean, interval.low, interval.high))
+    return f"{mean} SAD" if of_sad else mean, low, high
+
+
+# ---- conditions ----
+
+
+def conditions(rows: Rows) -> str:
+    """On what, by what and with which seeds the runs were made."""
+    found = [run for runs in rows.values() for run in runs]
+    hardware, torch, commits = (
+        sorted({str(getattr(run, name)) for run in found if getattr(run, name)}) for name in ("hardware", "torch", "commit")
+    )
+    seeds = sorted({run.seed for run in found})
+    parts = [", ".join(hardware), f"torch {', '.join(torch)}", f"commit {', '.join(c[:12] + '+' * c.endswith('+') for c in commits)}"]
+    parts.append(f"seeds {', '.join(map(str, seeds))}")
+    return f"{'; '.join(parts)}. Mean ± sample standard deviation over seeds; intervals by Welch's t."

@@ -1,0 +1,97 @@
+"""A campaign in parts: stopped by the clock, with runs that failed, brought back from elsewhere as folders or as lines of a table."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+from test_study import lines, made, study, table
+
+from nofm.engine import train as engine_train
+from nofm.errors import NofmError
+
+__all__ = ["made"]  # a fixture
+
+
+def test_the_clock_stops_it_and_it_goes_on(tmp_path, made, capsys):
+    """The time is up before the first step: what is there then is a checkpoint and no table."""
+    assert study("fig3", tmp_path / "a", "--limit", "0.000001") == 0
+    said = capsys.readouterr().out
+    assert "the time is up, 1e-06 minutes; give the same command again to go on" in said
+    assert "no run of this study is finished yet" in said
+    assert [run.name for run in made] == ["seed-0"]
+    assert (made[0] / "checkpoints" / "latest").exists()
+    assert study("fig3", tmp_path / "a") == 0
+    assert study("fig3", tmp_path / "b") == 0
+    unsteady = ("seconds",)
+    first, second = ([{k: v for k, v in line.items() if k not in unsteady} for line in lines(tmp_path / name / "fig3")] for name in "ab")
+    assert first == second
+
+
+def test_runs_that_fail_do_not_keep_the_table_from_being_written(tmp_path, monkeypatch, capsys):
+    real = engine_train._training
+
+    def failing(job, stop):
+        if "ste" in job.out.parent.name:
+            raise NofmError("no luck")
+        return real(job, stop)
+
+    monkeypatch.setattr(engine_train, "_training", lambda job, stop: (yield from failing(job, stop)))
+    assert study("fig3", tmp_path) == 2
+    assert "1 of 2 runs failed; the first is" in capsys.readouterr().err
+    assert list(table(tmp_path / "fig3")) == ["dense"]
+
+
+def bare(campaign: Path, copy: Path) -> Path:
+    """What comes back from another machine: run.json and events.jsonl of each run, and no more."""
+    for file in [*campaign.glob("runs/*/*/run.json"), *campaign.glob("runs/*/*/events.jsonl")]:
+        target = copy / file.relative_to(campaign)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    return copy
+
+
+def test_a_table_from_what_came_back(tmp_path, made):
+    assert study("fig3", tmp_path / "there", "--seeds", "2") == 0
+    here = bare(tmp_path / "there", tmp_path / "here")
+    made.clear()
+    assert study("fig3", here, "--table", "--into", str(tmp_path / "results"), "--data.crop", "0") == 0
+    for name in ("runs.csv", "table.csv", "claims.csv", "table.md", "study.json"):
+        assert (tmp_path / "results" / "fig3" / name).read_text() == (tmp_path / "there" / "fig3" / name).read_text()
+    assert not made
+    assert not list(here.glob("fig3"))
+
+
+def test_lines_of_runs_that_are_elsewhere_stay_and_count(tmp_path, made):
+    """Seed 0 is known by its lines only; seed 1 is trained; another study takes the lines of its own rows."""
+    results = str(tmp_path / "results")
+    assert study("fig3", tmp_path / "first", "--into", results) == 0
+    before = lines(tmp_path / "results" / "fig3")
+    made.clear()
+    assert study("fig3", tmp_path / "second", "--seeds", "2", "--into", results) == 0
+    assert [run.name for run in made] == ["seed-1", "seed-1"]
+    after = lines(tmp_path / "results" / "fig3")
+    assert [line for line in after if line["seed"] == "0"] == before
+    assert {row["n"] for row in table(tmp_path / "results" / "fig3").values()} == {"2"}
+    assert study("fig4", tmp_path / "second", "--table", "--into", results) == 0
+    assert {label: row["n"] for label, row in table(tmp_path / "results" / "fig4").items()} == {"dense": "2", "lambda 0": "2"}
+
+
+def test_lines_of_another_configuration_are_refused(tmp_path, capsys):
+    assert study("fig3", tmp_path / "first", "--into", str(tmp_path / "results")) == 0
+    assert study("fig3", tmp_path / "second", "--into", str(tmp_path / "results"), "--optim.lr", "0.05") == 2
+    message = capsys.readouterr().err
+    assert "runs.csv, line 2: 'dense' was made by configuration" in message
+    with (tmp_path / "results" / "fig3" / "runs.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[1]"], ids=["empty", "no configuration", "a list"])
+def test_a_run_without_its_configuration_is_refused(damage, tmp_path, capsys):
+    run = tmp_path / "runs" / "dense-1of16" / "seed-0"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(damage)
+    assert study("fig3", tmp_path, "--table") == 2
+    assert "run.json: does not hold the configuration of a run" in capsys.readouterr().err
