@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from .study import Measured
 __all__ = ["draw"]
 
 _POINTS = 200
+_LINES = ("-", "--", ":", "-.")
 _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 
 
@@ -28,8 +31,9 @@ def draw(title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Run], S
     height = max(4.2, 0.24 * len(rows) + 1.6)
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, height), layout="constrained", width_ratios=(1, 1, 1.1))
     figure.suptitle(title)
+    styles = _styles(rows)
     for number, (label, (runs, numbers)) in enumerate(rows.items()):
-        style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": ("-", "--", ":", "-.")[number // len(_COLOURS) % 4]}
+        style = styles[label]
         if runs:
             epoch = _steps_of_an_epoch(runs[0])
             averaged = numbers[0].metric.startswith("ema_")
@@ -47,13 +51,26 @@ def draw(title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Run], S
         ylim=(len(rows) - 0.5, -0.5),
     )
     right.set_yticklabels(list(rows))
-    if len(rows) <= 12:
-        left.legend(fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8, frameon=False)
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:
+    """A colour and a kind of line for each row. Two rows of one pattern share a colour, so that it is methods that the lines tell apart."""
+    pattern = {label: found[0] if (found := re.search(r"\d+:\d+", label)) else label for label in labels}
+    pairs = all(count <= 2 for count in Counter(pattern.values()).values())
+    subject = pattern if pairs else {label: label for label in pattern}
+    place = {name: number for number, name in enumerate(dict.fromkeys(subject.values()))}
+    styles: dict[str, dict[str, str]] = {}
+    for label, name in subject.items():
+        before = sum(subject[other] == name for other in styles)
+        line = _LINES[(before + place[name] // len(_COLOURS)) % len(_LINES)]
+        styles[label] = {"color": _COLOURS[place[name] % len(_COLOURS)], "linestyle": line}
+    return styles
 
 
 def _steps_of_an_epoch(run: Run) -> float:
