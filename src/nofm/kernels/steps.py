@@ -11,7 +11,7 @@ Learning rates and counts may be tensors on the weights' device, as CUDA graphs 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -67,7 +67,7 @@ class Squad(Fleet):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sent_rows: dict[object, Tensor] = {}
+        self._last: dict[str, tuple[Sequence[object], Tensor]] = {}
 
     def step(
         self,
@@ -111,25 +111,26 @@ class Squad(Fleet):
         """The settings of a step, on the device. `lrs` and `counts` are tensors there, or None where `numbers` has them; Adam's counts go
         up by one, but where `found_inf`."""
         if all(t is None for t in (*lrs, *counts)):
-            return self._rows(tuple(finished(rule, row) for row in numbers), torch.float32, device)
+            return self._rows("finished", numbers, lambda: [finished(rule, row) for row in numbers], torch.float32, device)
         from .triton_steps import settings_kernel
 
-        rows = self._rows(tuple(numbers), torch.float64, device)
-        pairs = tuple((0 if lr is None else lr.data_ptr(), 0 if n is None else n.data_ptr()) for lr, n in zip(lrs, counts, strict=True))
-        addresses, settings = self._rows(pairs, torch.int64, device), torch.empty(len(numbers), WIDTH, device=device)
+        pairs = [(0 if lr is None else lr.data_ptr(), 0 if n is None else n.data_ptr()) for lr, n in zip(lrs, counts, strict=True)]
+        rows = self._rows("numbers", numbers, lambda: numbers, torch.float64, device)
+        addresses = self._rows("addresses", pairs, lambda: pairs, torch.int64, device)
+        settings = torch.empty(len(numbers), WIDTH, device=device)
         settings_kernel[(-(-len(numbers) // 64),)](
             rows, addresses, settings, rows if found_inf is None else found_inf, len(numbers),
             ADAM=rule.adam, SKIPS=found_inf is not None, WIDTH=WIDTH, B=64, num_warps=1,
         )  # fmt: skip
         return settings
 
-    def _rows(self, rows: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """`rows` on the device; sent once. A captured graph sends its own, at every replay, and nobody else may read those."""
+    def _rows(
+        self, name: str, key: Sequence[object], make: Callable[[], Sequence[object]], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """What `make` makes, on the device; sent again when `key` has changed. A captured graph sends its own, at every replay."""
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return sent(torch.tensor(rows, dtype=dtype), device)
-        key = dtype, device, rows
-        if key not in self._sent_rows:
-            if len(self._sent_rows) > 16:  # learning rates that change at every step
-                self._sent_rows.clear()
-            self._sent_rows[key] = sent(torch.tensor(rows, dtype=dtype), device)
-        return self._sent_rows[key]
+            return sent(torch.tensor(make(), dtype=dtype), device)
+        last = self._last.get(name)
+        if last is None or last[0] != key or last[1].device != device:
+            last = self._last[name] = key, sent(torch.tensor(make(), dtype=dtype), device)
+        return last[1]

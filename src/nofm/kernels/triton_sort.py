@@ -85,7 +85,7 @@ def _keep_bits_by_signs(keys, N: tl.constexpr, FIRST: tl.constexpr, M: tl.conste
     for i in tl.static_range(M):
         above = (above << 1) | ((threshold - keys[FIRST + M - 1 - i]).to(tl.uint32, bitcast=True) >> 31)
         below = (below << 1) | ((keys[FIRST + M - 1 - i] - threshold).to(tl.uint32, bitcast=True) >> 31)
-    equal = ~(above | below) & (0xFFFFFFFF >> (32 - M))
+    equal = (above | below) ^ (0xFFFFFFFF >> (32 - M))
     room = N - count_ones(above)  # for this many of those equal to the threshold, and at least one
     rest = equal
     for i in tl.static_range(N):

@@ -15,8 +15,10 @@ The term never reaches `.grad`, which holds after the step what backward left th
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -88,14 +90,14 @@ class OnePass:
         self._kept, self._ids, self._begun, self.moved = [], set(), {}, []
         if term is None:
             return list(range(len(weights)))
-        key = [forced_path(), *(self._look(param, group) for _, param, group in weights)]
+        key = [forced_path(), *(self._look(*weight) for weight in weights)]
         if key != self._plan.key:
             self._plan = self._make_plan(key, weights)
         self._term, self._kept = term, list(weights)
         self._ids = {id(weights[i][1]) for part in self._plan.parts for i in part.places}
         return self._plan.rest
 
-    def _look(self, param: nn.Parameter, group: dict[str, Any]) -> tuple[Any, ...]:
+    def _look(self, site: Site, param: nn.Parameter, group: dict[str, Any]) -> tuple[Any, ...]:
         """What a plan depends on: how weight, gradient and states look, where they lie, and the kind of step."""
         grad, state = param.grad, self._optimizer.state.get(param, {})
         assert grad is not None
@@ -103,7 +105,7 @@ class OnePass:
         lie = tuple((t.data_ptr(), t.dtype, t.stride()) for t in held) if type(param) is nn.Parameter else ()
         options = tuple(bool(group.get(name)) for name in ("momentum", "nesterov", "amsgrad", "differentiable"))
         at = param.data_ptr() if type(param) is nn.Parameter else 0
-        return id(param), at, param.dtype, param.shape, param.stride(), grad.dtype, grad.stride(), type(grad), lie, options
+        return id(param), at, param.dtype, param.shape, param.stride(), grad.dtype, grad.stride(), type(grad), lie, options, site.grouping
 
     def _make_plan(self, key: list[Any], weights: Sequence[tuple[Site, nn.Parameter, dict[str, Any]]]) -> _Plan:
         together: dict[tuple[Rule, torch.device], list[int]] = {}
@@ -159,21 +161,17 @@ class OnePass:
         kept = [self._kept[i] for i in part.places]
         grads = [_grad_as_planned(site, param, self._plan.key[1 + i]) for i, (site, param, _) in zip(part.places, kept, strict=True)]
         states = [self._state(param, group, part.rule) for _, param, group in kept]
-        lrs, counts, numbers = [], [], []
-        for (_, param, group), state in zip(kept, states, strict=True):
-            lrs.append(_there(group["lr"], part.device))
-            counts.append(_there(state["step"], part.device) if part.rule.adam else None)
-            numbers.append(self._numbers(param, group, state, lrs[-1] is None, counts[-1] is None))
+        columns: list[Sequence[Tensor]] = [[param for _, param, _ in kept], grads]
+        columns += [[state[name] for state in states] for name in part.rule.states]
+        lrs = [_there(group["lr"], part.device) for _, _, group in kept]
+        counts = [_there(state["step"], part.device) if part.rule.adam else None for state in states]
+        numbers = [self._numbers(part, *weight[1:], state) for weight, state in zip(kept, states, strict=True)]
         scale, found_inf = (_as_fp32(getattr(self._optimizer, name, None), part.device) for name in ("grad_scale", "found_inf"))
         squad = self._squads.setdefault((part.rule, part.device), Squad())
-        settings = squad.settings(part.rule, numbers, lrs, counts, found_inf, part.device)
-        columns: list[Sequence[Tensor]] = [
-            [param for _, param, _ in kept],
-            grads,
-            *([state[name] for state in states] for name in part.rule.states),
-        ]
-        groupings = [site.grouping for site, _, _ in kept]
-        squad.step(part.rule, self._term, columns, groupings, settings, scale, found_inf, self._watch.word(part.device), layout=part)
+        with torch.cuda.device(part.device) if part.device.type == "cuda" else nullcontext():  # which Triton launches on
+            settings = squad.settings(part.rule, numbers, lrs, counts, found_inf, part.device)
+            groupings, word = [site.grouping for site, _, _ in kept], self._watch.word(part.device)
+            squad.step(part.rule, self._term, columns, groupings, settings, scale, found_inf, word, layout=part)
         self.moved += [(site.key, param) for site, param, _ in kept]
 
     def _state(self, param: nn.Parameter, group: dict[str, Any], rule: Rule) -> dict[str, Any]:
@@ -188,20 +186,19 @@ class OnePass:
             self._begun[id(param)] = param
         return state
 
-    def _numbers(self, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any], has_lr: bool, has_count: bool) -> Numbers:
+    def _numbers(self, part: _Part, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any]) -> Numbers:
         """As `kernels.steps` wants them; 0 for what only the device knows."""
-        lr = float(group["lr"]) if has_lr else 0.0
-        decay, sign, shrink = self._term.decay, -1.0 if group["maximize"] else 1.0, float(group["weight_decay"])
-        if "betas" not in group:
-            new = 1.0 if id(param) in self._begun else 1.0 - group["dampening"]
-            return lr, shrink, 0.0, decay, sign, group["momentum"], new, 0.0, 0.0
-        beta1, beta2 = group["betas"]
-        into, off = (0.0, shrink) if group["decoupled_weight_decay"] else (shrink, 0.0)
+        lr, decay, sign = group["lr"], group["weight_decay"], -1.0 if group["maximize"] else 1.0
+        lr = 0.0 if isinstance(lr, Tensor) and lr.device == part.device else _in_fp32(float(lr))
+        if not part.rule.adam:
+            share = 1.0 if id(param) in self._begun else 1.0 - group["dampening"]
+            return lr, decay, 0.0, self._term.decay, sign, group["momentum"], share, 0.0, 0.0
+        into, off = (0.0, decay) if group["decoupled_weight_decay"] else (decay, 0.0)
         count = 0.0
-        if has_count:
+        if state["step"].device != part.device:
             state["step"] += 1
             count = float(state["step"])
-        return lr, into, off, decay, sign, beta1, beta2, group["eps"], count
+        return (lr, into, off, self._term.decay, sign, *group["betas"], group["eps"], count)
 
     # ---- after the step ----
 
@@ -225,6 +222,11 @@ def _grad_as_planned(site: Site, param: nn.Parameter, look: tuple[Any, ...]) -> 
 def _there(number: float | Tensor, device: torch.device) -> Tensor | None:
     """`number` if it is a tensor on the weights' device, where alone it can be read without waiting."""
     return number.to(torch.float32) if isinstance(number, Tensor) and number.device == device else None
+
+
+def _in_fp32(number: float) -> float:
+    """Rounded as a tensor on the device would be, so that a captured step gives the bits of one that is not."""
+    return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def _as_fp32(number: Tensor | None, device: torch.device) -> Tensor | None:
