@@ -140,6 +140,20 @@ def strided_groups_in_order() -> None:
             squad, w = Squad(), exact(8, 2 * Pattern(pattern).m, 3, 3)
             launches = squad._ready([Grouping(Pattern(pattern))], [[w], [w.clone()]], "step")
             assert [launch.way.kind for launch in launches] == ["exchange"]
+            before, word = w.clone(), torch.zeros(())
+            settings = squad.settings(Rule(False), [SGD_NUMBERS], [None], [None], None, w.device)
+            skips = torch.ones(())
+            squad.step(Rule(False), TERMS[0], [[w], [w.clone()]], [Grouping(Pattern(pattern))], settings, None, skips, word, layout=1)
+            assert torch.equal(w, before), "a skipped step writes nothing"
+
+
+@job
+def a_state_that_is_not_aligned_is_not_read_as_vectors() -> None:
+    w, grouping = exact(8, 16), Grouping(Pattern("2:4"))
+    for shift in (0, 1):
+        state = torch.zeros(129)[shift : 128 + shift].view(8, 16)
+        (launch,) = Squad()._ready([grouping], [[w], [w.clone()], [state]], "step")
+        assert launch.constants["VECTOR"] == (shift == 0)
 
 
 @job
@@ -541,7 +555,7 @@ def a_probe_for_lambda_takes_the_usual_way() -> None:
             optimizer.zero_grad()
             model(step).backward()
             grads = model.a.weight.grad.clone()
-            with use("triton") if handle is fused[2] and step == 8 else nullcontext():
+            with use("triton") if handle is fused[2] and step in (0, 8) else nullcontext():
                 optimizer.step()
             assert torch.equal(model.a.weight.grad, grads) == (handle is fused[2] and step == 8)
     for p, q in zip(fused[0].parameters(), usual[0].parameters(), strict=True):
