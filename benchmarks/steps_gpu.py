@@ -1,10 +1,11 @@
 """A whole training step, sparse against dense, on the GPU: how much SR-STE costs, with and without SAD in every step.
 
-    python benchmarks/steps_gpu.py --case resnet50-256 --mode eager --patterns 2:4 2:8 1:16 [--sad] [--graph] [--json FILE]
+    python benchmarks/steps_gpu.py --case resnet50-256 --mode eager --patterns 2:4 2:8 1:16 [--fused] [--sad] [--graph] [--json FILE]
 
 bf16 autocast, fused SGD with momentum (AdamW for the Transformer), channels_last for convolutions. Dense and sparse models take turns
 in blocks of steps in the same process; the figure is the median over blocks of sparse time / dense time - 1. Also peak memory, as bytes
-more than dense for each sparse weight, and the host's own time for a step.
+more than dense for each sparse weight, and the host's own time for a step. With --fused each pattern trains a second time with the term
+inside the optimizer's own pass over the weights, `attach(..., fused=True)`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tenso
 class Trainer:
     """A model with all it needs to take steps."""
 
-    def __init__(self, case: str, pattern: str | None, compiled: bool, record: bool, data: tuple[Tensor, Tensor]) -> None:
+    def __init__(
+        self, case: str, pattern: str | None, compiled: bool, record: bool, data: tuple[Tensor, Tensor], fused: bool = False
+    ) -> None:
         torch.manual_seed(0)
         self.model = CASES[case][0]().cuda()
         if "resnet" in case:
@@ -93,7 +96,7 @@ class Trainer:
         self.sparse_weights = 0
         if pattern is not None:
             self.sparse_weights = sum(row.weights for row in nofm.sparsify_(self.model, pattern).sparse)
-            nofm.attach(nofm.SRSTE(decay=2e-4), self.model, self.optimizer)
+            nofm.attach(nofm.SRSTE(decay=2e-4), self.model, self.optimizer, fused=fused)
             self.sad = nofm.SAD(self.model, keep=1) if record else None
         self.run = torch.compile(self.model) if compiled else self.model
         self.data, self.step_number = data, 0
@@ -145,6 +148,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=("eager", "compiled"), required=True)
     parser.add_argument("--patterns", nargs="+", default=["2:4", "2:8", "1:16"])
     parser.add_argument("--sad", action="store_true")
+    parser.add_argument("--fused", action="store_true", help="also with the term inside the optimizer's own pass")
     parser.add_argument("--graph", action="store_true", help="replay whole steps as CUDA graphs: what the GPU alone takes")
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--steps", type=int, default=10)
@@ -157,6 +161,8 @@ def main() -> None:
     trainers = {"dense": Trainer(args.case, None, compiled, False, data)}
     for pattern in args.patterns:
         trainers[pattern] = Trainer(args.case, pattern, compiled, False, data)
+        if args.fused:
+            trainers[f"{pattern} fused"] = Trainer(args.case, pattern, compiled, False, data, fused=True)
     if args.sad:
         trainers[f"{args.patterns[0]} + SAD"] = Trainer(args.case, args.patterns[0], compiled, True, data)
     for trainer in trainers.values():

@@ -10,14 +10,17 @@ A layer puts what it was handed in front of its weight in its own forward only, 
 Hooks may also change weights before a layer begins: modules that have hooks, and all below them, are left to themselves.
 
 The copy that the kernel writes into is made by `weight.to(bfloat16)` or `weight.clone()`: torch's own operations with torch's own
-gradients, which send the gradient straight through and cost the host less than an autograd function in Python would. For the host's
-sake, too, what was found out about the layers is kept, and only compared in the next forward.
+gradients, which send the gradient straight through and cost the host less than an autograd function in Python would. On a GPU they
+copy nothing (`_EmptyCopies`), since the kernel writes all of it: a masked weight then costs the memory traffic of autocast's cast,
+which it takes the place of. For the host's sake, too, what was found out about the layers is kept, and only compared in the next
+forward.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -26,6 +29,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from . import ste
@@ -61,6 +65,22 @@ def take_off_(model: nn.Module) -> None:
             for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called):
                 for hook in [key for key in hooks if key in bulk.hooks]:
                     del hooks[hook]
+
+
+class _EmptyCopies(TorchDispatchMode):
+    """Inside, `to` and `clone` of a parameter give a tensor of the right type, layout and derivative with nothing written into it.
+
+    Only of parameters: forward-mode derivatives copy tangents by the same operations.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if type(args[0]) is nn.Parameter and func in (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default):
+            return torch.empty_like(args[0], dtype=kwargs.get("dtype"))
+        return func(*args, **kwargs)
 
 
 @dataclass(slots=True)
@@ -160,10 +180,11 @@ def _make_masked(model: nn.Module, bulk: _Bulk) -> None:
     if plan.jobs is not None and casting:  # the C kernels write fp32
         return
     dtype = torch.get_autocast_dtype(plan.device) if casting else None
-    outs = [
-        weight.clone() if dtype is None or not cast or weight.dtype != torch.float32 else weight.to(dtype)
-        for weight, cast in zip(plan.weights, plan.casts, strict=True)
-    ]
+    with nullcontext() if plan.jobs is not None else _EmptyCopies():
+        outs = [
+            weight.clone() if dtype is None or not cast or weight.dtype != torch.float32 else weight.to(dtype)
+            for weight, cast in zip(plan.weights, plan.casts, strict=True)
+        ]
     if plan.jobs is None:
         bulk.fleet.masked_into(plan.weights, plan.groupings, outs)
     else:

@@ -110,8 +110,10 @@ def test_a_graph_gives_the_same_bits_as_steps_one_by_one(options, root, tmp_path
         ({"precision": "bf16", "channels_last": True}, {}),
         ({}, {"kind": "adamw", "lr": 1e-3}),
         ({"accumulate": 2}, {"kind": "adam", "lr": 1e-3}),
+        ({"precision": "bf16", "channels_last": True}, {"fused": True, "nesterov": True}),
+        ({"clip": 1.0}, {"fused": True, "kind": "adamw", "lr": 1e-3}),
     ],
-    ids=["ema and clipping", "micro-batches", "bf16 channels_last", "adamw", "adam"],
+    ids=["ema and clipping", "micro-batches", "bf16 channels_last", "adamw", "adam", "fused sgd", "fused adamw"],
 )
 def test_so_does_it_with_other_parts(engine, optim, root, tmp_path):
     one, two = tmp_path / "eager", tmp_path / "graph"

@@ -87,6 +87,8 @@ def preflight(config: RunConfig, world: World) -> None:
     """Raise for whatever only the built network, this machine or an installed package can tell."""
     if config.engine.precision == "fp16" and world.device.type == "cpu":
         raise ConfigError("engine.precision = fp16: needs a CUDA device, and this run is on the CPU; allowed here: fp32, bf16")
+    if config.optim.fused and world.device.type == "cpu":
+        raise ConfigError("optim.fused = true: needs a CUDA device, and this run is on the CPU; leave it out")
     for name in config.engine.track:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"engine.track = {name}: is not installed; install it with pip install {name}, or leave it out")

@@ -241,6 +241,8 @@ class OptimConfig:
     """adam, adamw: 0.9 0.999 where nothing is said."""
     eps: float | None = None
     """adam, adamw: 1e-8 where nothing is said."""
+    fused: bool = False
+    """srste on a CUDA device: its term inside the optimizer's own pass over the weights, where it costs no time of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

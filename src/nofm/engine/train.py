@@ -208,7 +208,7 @@ def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Pat
     wrapped = world.spread(task, e.parallel)
     optimizer = make_optimizer(config, task.model.parameters(), fused=world.device.type == "cuda" and e.parallel == "ddp")
     schedule = make_schedule(config, optimizer, lengths)
-    handle = attach(make_method(config, lengths), task.model, optimizer)
+    handle = attach(make_method(config, lengths), task.model, optimizer, fused=config.optim.fused)
     return Trainer(
         world=world,
         task=task,

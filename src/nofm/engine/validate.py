@@ -243,6 +243,10 @@ def _optim(c: RunConfig) -> Complaints:
             yield f"optim.{name}", _without_effect(o.kind, name, OPTIMIZER_OPTIONS)
     if o.nesterov and o.momentum == 0:
         yield "optim.nesterov", "needs optim.momentum above 0"
+    if o.fused and (c.sparsity.method.kind != "srste" or c.sparsity.method.placement == "backward"):
+        yield "optim.fused", "has no effect without srste's term at the step: sparsity.method.kind srste, placement gradient or decoupled"
+    if o.fused and c.engine.parallel == "fsdp":
+        yield "optim.fused", "has no effect on weights that are spread over processes; leave it out, or set engine.parallel to ddp"
 
 
 def _schedule(c: RunConfig) -> Complaints:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..masks import Grouping
 from .ways import FIXED_STRIDES, Task, Way, way_for
 
-__all__ = ["Fleet", "axis_stride", "bits_bytes", "bits_lane", "constants", "fills_memory", "unpack_bits"]
+__all__ = ["Fleet", "axis_stride", "bits_bytes", "bits_lane", "constants", "fills_memory", "hold", "sent", "unpack_bits"]
 
 _BITS_TYPE = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}
 
@@ -176,13 +176,14 @@ class Fleet:
         else:
             addresses = [t.data_ptr() for t in columns[1]]
         if addresses != self._addresses or layout != self._layout:
-            aligned = [all(column[i].data_ptr() % 16 == 0 for column in columns[:2]) for i in range(len(columns[0]))]
+            walked = columns if task == "step" else columns[:2]
+            aligned = [all(column[i].data_ptr() % 16 == 0 for column in walked) for i in range(len(columns[0]))]
             if layout != self._layout or aligned != self._aligned:
                 self._launches, self._layout, self._aligned = _plan(groupings, columns, aligned, task), layout, aligned
             self._send(columns)
             self._addresses = addresses
         for launch in self._launches:
-            _hold(launch.table, launch.block_weight, launch.first_block)
+            hold(launch.table, launch.block_weight, launch.first_block)
         return self._launches
 
     def _send(self, columns: list[Sequence[Tensor]]) -> None:
@@ -191,7 +192,7 @@ class Fleet:
                 [lanes, launch.stride, i, *(column[i].data_ptr() for column in columns)]
                 for i, lanes in zip(launch.members, launch.lanes, strict=True)
             ]
-            launch.table = _sent(torch.tensor(rows, dtype=torch.int64), columns[0][0].device)
+            launch.table = sent(torch.tensor(rows, dtype=torch.int64), columns[0][0].device)
 
     def numbers(self, values: Sequence[float], device: torch.device) -> Tensor:
         """`values` on the device; sent once."""
@@ -199,8 +200,8 @@ class Fleet:
         if key not in self._numbers or self._numbers[key].device != device:
             if len(self._numbers) > 64:  # learning rates that change at every step
                 self._numbers.clear()
-            self._numbers[key] = _sent(torch.tensor(key, dtype=torch.float32), device)
-        _hold(self._numbers[key])
+            self._numbers[key] = sent(torch.tensor(key, dtype=torch.float32), device)
+        hold(self._numbers[key])
         return self._numbers[key]
 
 
@@ -208,20 +209,21 @@ class Fleet:
 _HELD: list[Tensor] = []
 
 
-def _hold(*tensors: Tensor) -> None:
+def hold(*tensors: Tensor) -> None:
+    """Keep these, if a CUDA graph is being captured, which reads them."""
     if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
         _HELD.extend(tensors)
 
 
-def _sent(on_host: Tensor, device: torch.device) -> Tensor:
+def sent(on_host: Tensor, device: torch.device) -> Tensor:
     """A copy on the device, without waiting for it."""
     if device.type != "cuda":
         return on_host.to(device)
     pinned = on_host.pin_memory()
-    sent = pinned.to(device, non_blocking=True)
+    arriving = pinned.to(device, non_blocking=True)
     if torch.cuda.is_current_stream_capturing():
-        _HELD.extend((pinned, sent))
-    return sent
+        _HELD.extend((pinned, arriving))
+    return arriving
 
 
 def _plan(groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], aligned: list[bool], task: Task) -> list[_Launch]:
@@ -246,8 +248,8 @@ def _plan(groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], aligne
                 way,
                 lanes=[weights[i].numel() // lane for i in members],
                 programs=int(blocks.sum()),
-                block_weight=_sent(torch.repeat_interleave(torch.arange(len(members)), blocks).to(torch.int32), device),
-                first_block=_sent((blocks.cumsum(0) - blocks).to(torch.int32), device),
+                block_weight=sent(torch.repeat_interleave(torch.arange(len(members)), blocks).to(torch.int32), device),
+                first_block=sent((blocks.cumsum(0) - blocks).to(torch.int32), device),
                 constants={**constants(grouping, stride, way, wide), "ROW": 3 + len(columns)},
                 table=torch.empty(0, dtype=torch.int64, device=device),
             )

@@ -27,7 +27,19 @@ from ..masks import Grouping
 from . import cpu
 from .multi import axis_stride
 
-__all__ = ["MAX_M_TRITON", "Path", "choose", "explain", "forced_path", "has_triton", "interpreting", "is_traced", "is_watched", "use"]
+__all__ = [
+    "MAX_M_TRITON",
+    "Path",
+    "choose",
+    "explain",
+    "forced_path",
+    "has_triton",
+    "interpreting",
+    "is_traced",
+    "is_watched",
+    "use",
+    "why_not_one_pass",
+]
 
 Path: TypeAlias = Literal["triton", "cpu", "torch"]
 
@@ -57,6 +69,18 @@ def choose(weight: Tensor, grouping: Grouping) -> Path:
         return forced
     preferred: Path = "triton" if weight.is_cuda else "cpu"
     return "torch" if _why_not(preferred, weight, grouping) else preferred
+
+
+def why_not_one_pass(weight: Tensor, grouping: Grouping, others: Iterable[Tensor]) -> str | None:
+    """Why an optimizer's step of `weight` cannot hold the SR-STE term, or None; `others` are its gradient and the optimizer's states."""
+    if choose(weight, grouping) != "triton":
+        return _why_not("triton", weight, grouping) or "another path is forced, it is traced, or spread over processes"
+    for other in others:
+        if type(other) is not Tensor or other.dtype != weight.dtype or other.device != weight.device:
+            return "its gradient or the optimizer's state is of another type, or on another device"
+        if other.stride() != weight.stride():
+            return "its gradient or the optimizer's state lies in another order in memory"
+    return None
 
 
 def forced_path() -> Path | None:

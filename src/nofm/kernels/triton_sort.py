@@ -142,7 +142,7 @@ def _bits_beyond(own, threshold, ABOVE: tl.constexpr, M: tl.constexpr):
 def _first_bits_of_equals(own, threshold, N: tl.constexpr, M: tl.constexpr):
     """The bits of `keep_bits` whatever keys are equal."""
     above = _bits_beyond(own, threshold, True, M)
-    equal = ~(above | _bits_beyond(own, threshold, False, M)) & (0xFFFFFFFF >> (32 - M))
+    equal = (above | _bits_beyond(own, threshold, False, M)) ^ (0xFFFFFFFF >> (32 - M))
     room = N - count_ones(above)  # for this many of those equal to the threshold, and at least one
     rest = equal
     for i in tl.static_range(N):

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 __all__ = ["FIXED_STRIDES", "Task", "Way", "way_for", "whole_blocks"]
 
-Task: TypeAlias = Literal["masked", "refine", "bits"]
+Task: TypeAlias = Literal["masked", "refine", "bits", "step"]
 
 # Strides that get a kernel of their own, in which division by them is cheap: kernel sizes of convolutions.
 FIXED_STRIDES = frozenset((1, 3, 5, 7, 9, 25, 27, 49))
@@ -20,6 +20,7 @@ FIXED_STRIDES = frozenset((1, 3, 5, 7, 9, 25, 27, 49))
 # Measured on an H200: smaller programs starve on latency, larger ones on registers. Strided groups want one lane a thread, and so do
 # large groups: a thread without a lane of its own would have to be given one through shared memory.
 _WEIGHTS_OF_A_PROGRAM = 2048
+STEP_WEIGHTS = 1024  # of a program that takes an optimizer's step: three or four numbers a weight are in registers
 _THREADS = 128
 _LARGEST = 2**31 - 2**20  # places of a stretch that reaches over the end must not overflow
 
@@ -67,10 +68,13 @@ def way_for(stride: int, m: int, lane: int, numel: int, aligned: bool, task: Tas
     """The way for a weight of `numel` weights, which begins on 16 bytes where `aligned`. A lane is a group, or makes one word of bits."""
     if aligned and task != "bits" and (stride, m) in IN_ORDER and numel % 8 == 0 and numel < _LARGEST:
         way = IN_ORDER[stride, m]
-        if task == "refine" and way.kind == "blocks":  # weight and gradient together do not fit in registers
+        if task == "step":
+            way = Way("exchange", STEP_WEIGHTS, 8)
+        elif task == "refine" and way.kind == "blocks":  # weight and gradient together do not fit in registers
             way = Way("exchange", 2048, 4)
         if whole_blocks(way.size, m, stride) or way.kind == "blocks":
             return way
     if stride != 1 and stride % 4:
         return Way("walk", _THREADS)
-    return Way("walk", max(_THREADS, 1 << (max(1, _WEIGHTS_OF_A_PROGRAM // lane).bit_length() - 1)))
+    weights = STEP_WEIGHTS if task == "step" else _WEIGHTS_OF_A_PROGRAM
+    return Way("walk", max(_THREADS, 1 << (max(1, weights // lane).bit_length() - 1)))

@@ -12,7 +12,7 @@ import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,10 +23,12 @@ from .. import shards, ste
 from ..errors import OptimizerError
 from ..kernels import ops
 from ..kernels.multi import Fleet
+from ..kernels.steps import Term
 from ..layers import Site, SparseModule, sites
 from ..masks import check_finite, pack, unpack
 from ..sparsify import unwrap
 from .finite import FiniteWatch
+from .one_pass import OnePass, check_optimizer
 
 __all__ = ["Handle", "Memory", "Method", "OwnedWeight", "Step", "attach"]
 
@@ -54,6 +56,14 @@ class Method:
         """What kind of step `number` (from 1) is. Steps of one phase do the same work on the device, so that one captured in a
         CUDA graph can be replayed for the others. None: a step unlike others, which the host must run itself."""
         return "train"
+
+    def fusible(self) -> bool:
+        """Whether what a step does is a `term`, which an optimizer's own pass over the weights can hold."""
+        return False
+
+    def term(self, step: Step) -> Term | None:
+        """What this step adds to pruned weights, if it is no more than that. `before_step` is then not shown the weights that get it."""
+        return None
 
     def before_step(self, step: Step) -> None:
         """Gradients are complete; the optimizer has not moved yet."""
@@ -151,7 +161,7 @@ class Step:
 class Handle:
     """A method at work. `step` is the number of steps taken; `detach()` ends it."""
 
-    def __init__(self, method: Method, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, method: Method, model: nn.Module, optimizers: Sequence[Optimizer], fused: bool = False) -> None:
         self.method = method
         self._sites = list(sites(model))
         self._lenses = [(site, site.lens) for site in self._sites]
@@ -167,7 +177,7 @@ class Handle:
         except Exception:
             self.detach()
             raise
-        self._drivers = [_Driver(method, optimizer, follow, self.memory) for optimizer, follow in owners]
+        self._drivers = [_Driver(method, optimizer, follow, self.memory, fused) for optimizer, follow in owners]
 
     def _check_begun(self, site: Site) -> None:
         _ATTACHED.update(module for module, _ in site.users)
@@ -185,6 +195,11 @@ class Handle:
     def step(self) -> int:
         """Steps taken, by the optimizer that has taken most."""
         return max(driver.number for driver in self._drivers)
+
+    @property
+    def unfused(self) -> dict[str, str]:
+        """Under `fused=True`, the sparse weights whose last step was not fused, by key, and why not."""
+        return {key: why for driver in self._drivers if driver.one_pass for key, why in driver.one_pass.unserved.items()}
 
     @property
     def phase(self) -> str | None:
@@ -233,10 +248,14 @@ class Handle:
         self.method.go_on(self._sites, self.step)
 
 
-def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer]) -> Handle:
+def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], *, fused: bool = False) -> Handle:
     """Train `model` by `method` from now on, in the steps that `optimizer` takes. The training loop stays as it is.
 
     Several optimizers: pass them all; each weight follows the steps of the one that owns it.
+
+    fused=True: SR-STE's term is added inside the optimizer's own pass over the weights, on a GPU, so that it costs no time of its own.
+    For torch.optim.SGD, Adam and AdamW, whose state stays what it is. Weights that no kernel serves take the usual way
+    (`Handle.unfused` names them). After a step `.grad` holds what backward left there, without the term.
     """
     if not isinstance(method, Method):
         raise OptimizerError(f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {method!r}; attach(method, model, optimizer)")
@@ -257,10 +276,14 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
             raise OptimizerError(f"attach needs torch optimizers, got {type(each).__name__}; if it wraps one, pass the one inside")
         if isinstance(each, LBFGS):
             raise OptimizerError("LBFGS evaluates the loss many times in a step, so a term once a step is not defined for it")
+        if fused:
+            check_optimizer(each)
+    if fused and not method.fusible():
+        raise OptimizerError(f"fused=True puts SR-STE's term into the optimizer's step, and {method} has none there; attach without it")
     for site in found:
         shards.check_groups_whole(site.name, site.weight, site.grouping)
         check_finite(shards.local(site.weight.detach()), site.key)
-    return Handle(method, model, optimizers)
+    return Handle(method, model, optimizers, fused)
 
 
 _ATTACHED: weakref.WeakSet[SparseModule] = weakref.WeakSet()
@@ -302,7 +325,7 @@ def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Op
 class _Driver:
     """Calls a method at the two moments of one optimizer's steps."""
 
-    def __init__(self, method: Method, optimizer: Optimizer, follow: list[Site], memory: Memory) -> None:
+    def __init__(self, method: Method, optimizer: Optimizer, follow: list[Site], memory: Memory, fused: bool) -> None:
         self.method, self.optimizer, self.number, self.memory = method, optimizer, 0, memory
         self.follow = [(site, site.weight) for site in follow]
         self.owned = [OwnedWeight(site, param, 0.0, True) for site, param in self.follow]  # as they were in the last step
@@ -313,11 +336,14 @@ class _Driver:
         self.current: Step | None = None
         self.watch = FiniteWatch()
         self.fleet = Fleet()
+        self.one_pass = OnePass(optimizer, self.watch) if fused else None
         self.hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def remove(self) -> None:
         for hook in self.hooks:
             hook.remove()
+        if self.one_pass is not None:
+            self.one_pass.remove()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -340,12 +366,18 @@ class _Driver:
 
     def _before_step(self) -> None:
         with torch.no_grad():
-            self.current = self._step()
-            self.method.before_step(self.current)
+            step = self.current = self._step()
+            if self.one_pass is not None:
+                owned = [(each.site, each.param, self.groups[id(each.param)]) for each in step.weights]
+                rest = self.one_pass.keep_back(owned, self.method.term(step))
+                step = replace(step, weights=[step.weights[i] for i in rest])
+            self.method.before_step(step)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step, self.current = self.current, None
         if bool(getattr(optimizer, "found_inf", False)):  # a fused optimizer under a scaler skips inside its kernel
+            if self.one_pass is not None:
+                self.one_pass.skipped()
             return
         self.number += 1
         with torch.no_grad():
@@ -353,7 +385,11 @@ class _Driver:
             self.method.after_step(step)
             if len(step.weights) != len(self.named_for) or not all(map(operator.is_, step.weights, self.named_for)):  # in few steps
                 self.named_for, self.named = step.weights, [(owned.site.key, owned.param) for owned in step.weights]
-            self.watch.look(self.number, self.named)
+            named, told = self.named, self.one_pass.moved if self.one_pass is not None else []
+            if told:
+                seen = {key for key, _ in told}
+                named = [(key, param) for key, param in named if key not in seen]
+            self.watch.look(self.number, named, told)
 
     def _step(self) -> Step:
         groups = self._groups()

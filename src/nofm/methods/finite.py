@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ from ..masks import check_finite
 
 __all__ = ["FiniteWatch"]
 
-_Named: TypeAlias = list[tuple[str, Tensor]]
+_Named: TypeAlias = Sequence[tuple[str, Tensor]]
 _LOOKOUT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,35 +36,45 @@ class FiniteWatch:
         self._key: list[object] = []
         self._parts: list[tuple[str, list[int]]] = []  # which way to look at which weights
         self._largest = cpu.Largest(())  # of those that are on the CPU
+        self._told = torch.zeros((), dtype=torch.float32)  # the word of kernels on the CPU: Triton's interpreter
         self._last: _Named = []
 
-    def look(self, step: int, named: _Named) -> None:
-        """Look at the weights as they are after `step`."""
-        self._last = named or self._last  # a step may move nothing, and news of an earlier one arrive in it
+    def word(self, device: torch.device) -> Tensor:
+        """A number for a kernel that sees all new weights anyhow: it makes it Inf where one is not finite, and `look` is told so."""
+        return self._post(device).word if device.type == "cuda" else self._told
+
+    def look(self, step: int, named: _Named, told: _Named = ()) -> None:
+        """Look at the weights as they are after `step`: those `named` here, and those that a kernel has looked at already by `word`."""
+        self._last = [*named, *told] or self._last  # a step may move nothing, and news of an earlier one arrive in it
         weights = [w if type(w) is nn.Parameter or type(w) is Tensor else shards.local(w) for _, w in named]
-        traced = bool(weights) and is_traced(weights[0])
-        capturing = bool(weights) and not traced and weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        first = next(iter(weights), told[0][1] if told else None)
+        traced = first is not None and is_traced(first)
+        capturing = first is not None and not traced and first.is_cuda and torch.cuda.is_current_stream_capturing()
         if capturing:
             self._captured = []
         for way, places in self._ways(weights, traced, capturing):
             members = weights if len(places) == len(weights) else [weights[i] for i in places]
-            device = members[0].device
             if way == "cpu":
                 if not math.isfinite(self._largest.find()):
                     self._name(named, step)
                 continue
             if way == "triton":
-                largest = self._post(device).look(members)
+                largest = self._post(members[0].device).look(members)
             else:
                 largest = torch.stack(torch._foreach_norm(members, math.inf)).amax()
-            if device.type != "cuda":
-                self._check(largest, step, named)
-            elif capturing:
-                self._captured.append((largest, named))
-            else:
-                self._send(largest, step, named)
+            self._take(largest, step, self._last, capturing)
+        for device in {weight.device for _, weight in told}:
+            self._take(self.word(device), step, self._last, capturing)
         if not capturing:
             self._receive(self._last)
+
+    def _take(self, largest: Tensor, step: int, named: _Named, capturing: bool) -> None:
+        if largest.device.type != "cuda":
+            self._check(largest, step, named)
+        elif capturing:
+            self._captured.append((largest, named))
+        else:
+            self._send(largest, step, named)
 
     def replayed(self, step: int) -> None:
         """Look at what the graph has computed about the weights as they are after `step`."""

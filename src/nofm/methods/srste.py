@@ -8,7 +8,8 @@ back: the mask settles (lower SAD) and the straight-through gradient is wrong le
 The term is added once for each step that the optimizer takes, after the gradient has been reduced, accumulated and unscaled, so
 `decay` means the same on one GPU and on eight, in fp32 and under a loss scale, and for a layer that a forward uses twelve times.
 It is added after gradient clipping, which happens before the step, and is not clipped itself. `.grad` holds it after the step: a
-loop that steps twice without zeroing gradients in between has the first step's term in the second too.
+loop that steps twice without zeroing gradients in between has the first step's term in the second too. (With `attach(fused=True)` it
+does not: the term then is added in the optimizer's own pass over the weights, see `one_pass`.)
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from .. import ste
 from ..errors import OptimizerError
 from ..kernels import ops
+from ..kernels.steps import Term
 from ..layers import Site
 from . import flips
 from .base import Memory, Method, OwnedWeight, Step
@@ -103,6 +105,14 @@ class SRSTE(Method):
 
     def _decay(self, step: Step) -> float:
         return flips.decay_of(step.memory) if self.decay == "auto" else self.decay
+
+    def fusible(self) -> bool:
+        return self.placement != "backward"
+
+    def term(self, step: Step) -> Term | None:
+        if self._probes(step.number):  # has a control without the term, and looks at flips
+            return None
+        return Term(self._decay(step), self.refine, self.placement == "decoupled")
 
     def before_step(self, step: Step) -> None:
         if step.number <= self.begin_at or self.placement == "backward" or self._decay(step) == 0:
