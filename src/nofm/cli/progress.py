@@ -25,16 +25,19 @@ class _Seen:
     def __init__(self) -> None:
         self.train: dict[str, Any] = {}
         self.metrics: dict[str, float] = {}
+        self.found: dict[str, float] = {}
         self.sad: int | None = None
         self.unit = "images"
 
     def take(self, event: dict[str, Any]) -> None:
         if event["event"] == "start":
-            self.unit = event.get("unit", self.unit)
+            self.unit, self.found = event.get("unit", self.unit), event.get("found", {})
         elif event["event"] == "train":
             self.train = event
         elif event["event"] == "eval":
             self.metrics = event["metrics"]
+        elif event["event"] == "found":
+            self.found = event["values"]
         elif event["event"] == "sad":
             self.sad = sum(event["changed"].values())
 
@@ -42,6 +45,7 @@ class _Seen:
         said = []
         if self.train:
             said += [f"loss {self.train['loss']:.4f}", f"lr {self.train['lr']:.2g}"]
+        said += [f"{name} {value:.2g}" for name, value in self.found.items()]
         said += [f"{name} {value:.2f}" for name, value in list(self.metrics.items())[:1]]
         if self.sad is not None:
             said.append(f"SAD {self.sad:,}")
@@ -69,6 +73,8 @@ class Lines:
             self._say(f"run {self._out}" + ("" if resumed is None else f", resumed from step {resumed}") + _other_processes(event))
         elif kind == "sad":  # the last event of a line of the log
             self._say(f"step {step}  " + "  ".join(self._seen.words()))
+        elif kind == "found":
+            self._say(f"step {step}  found  " + "  ".join(f"{name} {value:.3g}" for name, value in event["values"].items()))
         elif kind == "eval":
             which = "eval, moving average" if event["ema"] else "eval"
             self._say(f"step {step}  {which}  " + "  ".join(f"{name} {value:.4f}" for name, value in event["metrics"].items()))

@@ -87,6 +87,7 @@ class Trainer:
     processes_before: int | None = None  # that saved the checkpoint, where they were more or fewer than now
 
     def __post_init__(self) -> None:
+        self.found: dict[str, float] = {}  # what the method has settled by itself, as far as it has been told
         self.movement, self.meter, self.watch = Movement(self.task.model), Meter(self.world.device), LossWatch()
         self.polls = Polls(self.world)
 
@@ -95,7 +96,9 @@ class Trainer:
     def steps(self, resumed_from: int | None) -> Iterator[None]:
         """Train to the end, pausing after each step, so that several runs can take turns on one GPU. Raises `Stopped` after a signal."""
         began = time.perf_counter()
+        self.found = self.handle.found
         before = {} if self.processes_before is None else {"processes_before": self.processes_before}
+        before |= {"found": self.found} if self.found else {}
         self._event("start", resumed_from=resumed_from, steps=self.lengths.total, processes=self.world.size, unit=self.unit, **before)
         try:
             with self._turn():
@@ -176,6 +179,9 @@ class Trainer:
 
     def _after_step(self) -> None:
         last = self.step == self.lengths.total
+        if self.handle.found != self.found:
+            self.found = self.handle.found
+            self._event("found", values=self.found)
         self.evaluated = not (last or self.step % self.lengths.eval_every == 0)
         if last or self.step % self.log_every == 0:
             self._log()

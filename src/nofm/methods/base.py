@@ -52,6 +52,10 @@ class Method:
         CUDA graph can be replayed for the others. None: a step unlike others, which the host must run itself."""
         return "train"
 
+    def found(self, number: int, memory: Memory) -> dict[str, float]:
+        """What the method has settled by itself after step `number`, by name: options that were left to it."""
+        return {}
+
     def before_step(self, step: Step) -> None:
         """Gradients are complete; the optimizer has not moved yet."""
 
@@ -129,12 +133,18 @@ class Handle:
             )
 
     def __repr__(self) -> str:
-        return f"Handle({self.method}, step={self.step if self._drivers else 0}, {len(self._sites)} sparse weights)"
+        found = "".join(f", {name} found: {value:.3g}" for name, value in self.found.items())
+        return f"Handle({self.method}, step={self.step}, {len(self._sites)} sparse weights{found})"
 
     @property
     def step(self) -> int:
         """Steps taken, by the optimizer that has taken most."""
-        return max(driver.number for driver in self._drivers)
+        return max((driver.number for driver in self._drivers), default=0)
+
+    @property
+    def found(self) -> dict[str, float]:
+        """What the method has settled by itself so far: {"decay": 0.0012} after the search of `SRSTE(decay="auto")`."""
+        return self.method.found(self.step, self.memory)
 
     @property
     def phase(self) -> str | None:

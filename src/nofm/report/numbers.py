@@ -136,6 +136,7 @@ def _run(run: Run, label: str, metrics: Sequence[str], names: Mapping[Path, str]
         "sad": total_sad(run),
         "sad_by_layer": curves.sad_by_layer(run),
         "flip_rate": mean_flip_rate(run),
+        "found": run.found,
         **{key: run.info[key] for key in keys},
         "layers": [asdict(layer) for layer in run.layers],
         "curves": [{"curve": name, "layer": layer, "steps": list(c), "values": list(c.values())} for name, layer, c in _curves_of(run)],

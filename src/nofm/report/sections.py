@@ -111,6 +111,8 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
         ("flip rate, % a step", lambda group: _flips(group.stat(mean_flip_rate))),
         ("time a run", lambda group: duration(found.mean if (found := group.stat(lambda run: run.seconds)) else None)),
     ]
+    for name in dict.fromkeys(name for group in groups for run in group.runs for name in run.found):
+        columns.append((f"{name} found", partial(_found_cell, name)))
     rows = [
         {"colour": series_colour(i), "label": group.label, "cells": [cell(group) for _, cell in columns]} for i, group in enumerate(groups)
     ]
@@ -125,6 +127,10 @@ def kept_share(group: Group) -> str:
 
 def _metric_cell(which: str, metric: str, unit: Unit, group: Group) -> str:
     return unit.stat(group.stat(partial(curves.final if which == "final" else curves.best, metric=metric)))
+
+
+def _found_cell(name: str, group: Group) -> str:
+    return _with_spread(group.stat(lambda run: run.found.get(name)), lambda value: NONE if value is None else f"{value:.2g}")
 
 
 def _seeds(group: Group) -> str:

@@ -1,0 +1,82 @@
+"""What a run tells people on its way, in its events and on a terminal: nothing that is not so, and nothing in checkpoints alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import SMALL, changed
+
+from nofm.cli.progress import Lines
+from nofm.engine.checkpoint import Store
+from nofm.engine.config import RunConfig
+from nofm.engine.signals import Stopped, StopRequest
+from nofm.engine.train import train
+from nofm.report import write_report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads_as_before():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def lines_of(config: RunConfig, out: Path, **options: Any) -> list[str]:
+    """Train, and return what a pipe would have shown."""
+    stream = io.StringIO()
+    train(config, out, sinks=[Lines(out, stream)], **options)
+    return stream.getvalue().splitlines()
+
+
+def stopped_at(config: RunConfig, out: Path, step: int) -> None:
+    """Train until a signal comes at `step`, which must be one with a line of the log."""
+    request = StopRequest()
+
+    class Listener:
+        def log(self, event):
+            if event["event"] == "train" and event["step"] == step:
+                request(signal.SIGTERM, None)
+
+        def close(self):
+            pass
+
+    with pytest.raises(Stopped):
+        train(config, out, sinks=[Listener()], stop=request)
+
+
+def events(out: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for line in (out / "events.jsonl").read_text().splitlines() if (event := json.loads(line))["event"] == kind]
+
+
+# ---- what a method finds by itself ----
+
+AUTO = changed(SMALL, sparsity={"method": SMALL.sparsity.method.__class__(kind="srste", decay="auto", probe=8)}, engine={"log_every": 3})
+
+
+def test_the_lambda_that_is_found_is_told(tmp_path):
+    out = tmp_path / "run"
+    lines = lines_of(AUTO, out)
+    (found,) = events(out, "found")
+    decay = float(Store(out / "checkpoints").load()["method"]["memory"]["tensors"]["decay"])
+    assert (found["step"], found["values"]) == (8, {"decay": decay})
+    assert f"step 8  found  decay {decay:.3g}" in lines
+    assert [f"decay {decay:.2g}" in line for line in lines if re.match(r"step \d+  loss", line)] == [False, False, True, True]
+    page = write_report([out], tmp_path / "page.html")
+    assert '<th scope="col">decay found</th>' in page.read_text()
+    assert f"{decay:.2g}" in page.read_text()
+    assert json.loads((tmp_path / "page.json").read_text())["runs"][0]["found"] == {"decay": decay}
+
+
+def test_a_resumed_run_knows_what_was_found(tmp_path):
+    stopped_at(AUTO, tmp_path / "run", 9)
+    lines = lines_of(AUTO, tmp_path / "run", resume=True)
+    (found,) = events(tmp_path / "run", "found")
+    assert events(tmp_path / "run", "start")[-1]["found"] == found["values"]
+    assert [f"decay {found['values']['decay']:.2g}" in line for line in lines if re.match(r"step \d+  loss", line)] == [True]
