@@ -6,6 +6,7 @@ import io
 import json
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from small_runs import SMALL, changed
 from nofm.cli.progress import Lines
 from nofm.engine.checkpoint import Store
 from nofm.engine.config import RunConfig
+from nofm.engine.loop import Meter
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import train
 from nofm.report import write_report
@@ -80,3 +82,36 @@ def test_a_resumed_run_knows_what_was_found(tmp_path):
     (found,) = events(tmp_path / "run", "found")
     assert events(tmp_path / "run", "start")[-1]["found"] == found["values"]
     assert [f"decay {found['values']['decay']:.2g}" in line for line in lines if re.match(r"step \d+  loss", line)] == [True]
+
+
+# ---- how long it took ----
+
+
+@pytest.mark.parametrize("earlier", [1000.0, None], ids=["as a checkpoint says", "an old checkpoint, which says nothing"])
+def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(earlier, tmp_path):
+    out = tmp_path / "run"
+    stopped_at(SMALL, out, 8)
+    store = Store(out / "checkpoints")
+    state = store.load()
+    assert state["clock"]["seconds"] > 0
+    state.pop("clock")
+    store.save(8, state if earlier is None else state | {"clock": {"seconds": earlier}})
+    store.close()
+    began = time.perf_counter()
+    train(SMALL, out, resume=True)
+    took = time.perf_counter() - began
+    (end,) = events(out, "end")
+    at_the_last_checkpoint = Store(out / "checkpoints").load()["clock"]["seconds"]
+    assert (earlier or 0) < at_the_last_checkpoint < end["seconds"] < (earlier or 0) + took
+    train(SMALL, out, resume=True)  # over already: nothing is done again
+    assert events(out, "end")[-1]["seconds"] > at_the_last_checkpoint
+
+
+def test_the_speed_after_a_resume_is_of_the_steps_since():
+    meter = Meter(torch.device("cpu"))
+    meter.load_state_dict({"loss": torch.zeros((), dtype=torch.float64), "steps": 18})
+    meter.began -= 1000
+    for _ in range(2):
+        meter.add(torch.ones(()))
+    assert meter.steps == 20
+    assert 1 / 1000 < meter.steps_per_second() <= 2 / 1000

@@ -29,6 +29,7 @@ def capture(t: Trainer) -> dict[str, Any]:
     return {
         "progress": {"step": t.step, "evaluated": t.evaluated, "metrics": dict(t.metrics)},
         "sampler": {"position": t.position},
+        "clock": {"seconds": t.seconds},
         "model": _model_state(t.task.model),
         "optimizer": _optimizer_state(t.optimizer, _trained(t)),
         "schedule": _plain(t.schedule.state_dict()),
@@ -52,6 +53,7 @@ def restore(t: Trainer, state: dict[str, Any], *, allow_change: bool = False) ->
         raise CheckpointError("engine.ema: the checkpoint and the configuration do not agree whether there is a moving average")
     t.step, t.evaluated, t.metrics = state["progress"]["step"], state["progress"]["evaluated"], dict(state["progress"]["metrics"])
     t.position = state["sampler"]["position"]
+    t.seconds_before = state.get("clock", {"seconds": 0.0})["seconds"]  # old checkpoints have none, and a run is worth more than its time
     _load_model(t.task.model, state["model"])
     _load_optimizer(t.optimizer, _trained(t), state["optimizer"])
     t.schedule.load_state_dict(state["schedule"])
