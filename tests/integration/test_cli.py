@@ -315,6 +315,8 @@ def test_resume_needs_the_folder_alone(run, stopped, tmp_path, capsys):
     assert_same_end(moved, run)
     assert main(["resume", str(moved), "--engine.steps", "14"]) == 2
     assert "engine.steps = 14: this run was started with 12" in capsys.readouterr().err
+    assert main(["resume", str(moved), "--engine.steps", "14", "--allow-change"]) == 0
+    assert "resumed from step 12" in capsys.readouterr().out
 
 
 def test_resume_with_all_options_again_still_goes(run, stopped):
