@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -361,3 +362,29 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     _, said = process.communicate()
     assert process.returncode == 130
     assert said.strip().endswith(f"a checkpoint is written, go on with nofm resume '{out}'")
+
+
+# ---- the help of a recipe ----
+
+
+def options_in(shown: str) -> set[str]:
+    return {name.replace(".no_", ".") for name in re.findall(r"--((?:task|model|data)\.\w+)", shown)}
+
+
+@pytest.mark.parametrize("recipe", ["digits", "multi30k/small", "flow/stamps", "bccd/fasterrcnn", "nuclei/maskrcnn"])
+def test_help_of_a_recipe_lists_the_options_of_its_task(recipe, capsys):
+    from nofm.engine.problems import PROBLEMS, SHARED
+    from nofm.recipes import find
+
+    assert main(["train", recipe, "--help"]) == 0
+    shown, kind = capsys.readouterr().out, find(recipe).task.kind
+    assert options_in(shown) == {*PROBLEMS[kind].fields, *SHARED}
+    others = re.findall(r"nofm train (\S+) --help", shown)
+    assert {find(other).task.kind for other in others} == set(PROBLEMS) - {kind}
+    assert "Folder of the data" in shown, "an option has lost its words"
+    assert f"(default: {kind})" in shown
+
+
+def test_help_after_other_options_is_help(capsys):
+    assert main(["train", "digits", "--engine.steps", "3", "--task.beams", "4", "--help"]) == 0
+    assert "usage: nofm train digits" in capsys.readouterr().out
