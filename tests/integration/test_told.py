@@ -14,7 +14,7 @@ import pytest
 import torch
 from small_runs import SMALL, changed
 
-from nofm.cli.progress import Lines
+from nofm.cli.progress import Bar, Lines
 from nofm.engine.checkpoint import Store
 from nofm.engine.config import RunConfig
 from nofm.engine.loop import Meter
@@ -115,3 +115,23 @@ def test_the_speed_after_a_resume_is_of_the_steps_since():
         meter.add(torch.ones(()))
     assert meter.steps == 20
     assert 1 / 1000 < meter.steps_per_second() <= 2 / 1000
+
+
+# ---- the metric ----
+
+
+def test_a_line_between_evaluations_does_not_repeat_the_last_one(tmp_path):
+    lines = lines_of(changed(SMALL, engine={"log_every": 2}), tmp_path / "run")
+    assert [line.split("  ")[0] for line in lines if "accuracy" in line and not line.startswith("done")] == ["step 6", "step 12"]
+    assert sum("loss" in line and "images/s" in line for line in lines) == 6
+
+
+def test_a_bar_says_of_which_step_its_metric_is(tmp_path):
+    bar = Bar(tmp_path)
+    try:
+        bar.log({"event": "start", "step": 0, "resumed_from": None, "steps": 12})
+        bar.log({"event": "eval", "step": 6, "metrics": {"accuracy": 71.25}, "ema": False})
+        bar.log({"event": "train", "step": 8, "loss": 1.0, "lr": 0.1, "images_per_second": 5.0})
+        assert "accuracy 71.25 at step 6" in bar._progress.tasks[0].fields["words"]
+    finally:
+        bar.close()
