@@ -130,7 +130,7 @@ def _by_rules(found: Verification, rules: Mapping[str, Pattern | None], model_or
     winners = {name: next((glob for glob in rules if _matches(name, glob)), None) for name in names}
     for glob in rules:
         if not any(_matches(name, glob) for name in names):
-            close = difflib.get_close_matches(glob, [name.rpartition(".")[0] or name for name in names], n=1)
+            close = difflib.get_close_matches(glob, [name.rpartition(".")[0] or name for name in names], n=1, cutoff=0.75)
             hint = f"did you mean {close[0]!r}?" if close else f"weights are {', '.join(names[:8])}, ..."
             raise NofmError(f"rule {glob!r} matches no weight; {hint}")
     checked = {pattern: verify(model_or_path, pattern) for pattern in {rules[glob] for glob in winners.values() if glob is not None}}

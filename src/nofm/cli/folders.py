@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
-from ..engine.resolve import from_dict, leaves, near
+from ..engine.resolve import from_dict, leaves, near_path
 
 __all__ = ["check_run", "runs_in", "started_with"]
 
@@ -23,8 +23,8 @@ def runs_in(folder: Path) -> list[Path]:
 def check_run(run: Path) -> None:
     """Raise unless `run` is a run folder."""
     if not (run / "run.json").is_file():
-        siblings = [str(p.parent) for p in run.parent.glob("*/run.json")] if run.parent.is_dir() else []
-        raise ConfigError(f"{run}: no run folder (it has no run.json){near(str(run), siblings)}")
+        siblings = [p.parent for p in run.parent.glob("*/run.json")] if run.parent.is_dir() else []
+        raise ConfigError(f"{run}: no run folder (it has no run.json){near_path(run, siblings)}")
 
 
 def started_with(folder: Path) -> tuple[str, RunConfig]:
