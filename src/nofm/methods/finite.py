@@ -31,7 +31,8 @@ class FiniteWatch:
 
     def __init__(self) -> None:
         self._posts: dict[torch.device, _Post] = {}
-        self._captured: list[tuple[Tensor, _Named]] = []  # what a CUDA graph computes at every replay
+        self._captured: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # where all CUDA graphs leave what they compute at a replay
+        self._in_graphs: dict[str, Tensor] = {}  # the weights that they look at
         self._key: list[object] = []
         self._parts: list[tuple[str, list[int]]] = []  # which way to look at which weights
         self._word = torch.zeros((), dtype=torch.float32)
@@ -44,7 +45,7 @@ class FiniteWatch:
         traced = bool(weights) and is_traced(weights[0])
         capturing = bool(weights) and not traced and weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
         if capturing:
-            self._captured = []
+            self._in_graphs |= dict(named)
         for way, places in self._ways(weights, traced, capturing):
             members = weights if len(places) == len(weights) else [weights[i] for i in places]
             device = members[0].device
@@ -58,15 +59,17 @@ class FiniteWatch:
             if device.type != "cuda":
                 self._check(largest, step, named)
             elif capturing:
-                self._captured.append((largest, named))
+                # One place for all of them, so that it does not matter which one is replayed.
+                self._captured.setdefault((device, largest.dtype), torch.empty_like(largest)).copy_(largest)
             else:
                 self._send(largest, step, named)
         if not capturing:
             self._receive(self._last)
 
     def replayed(self, step: int) -> None:
-        """Look at what the graph has computed about the weights as they are after `step`."""
-        for largest, named in self._captured:
+        """Look at what a graph has computed about the weights as they are after `step`."""
+        named = list(self._in_graphs.items())
+        for largest in self._captured.values():
             self._send(largest, step, named)
             self._receive(named)
 
