@@ -106,8 +106,8 @@ def _listed(task: str) -> type[Options]:
 
 def _as(kind: type[Options], name: str, value: Any) -> Any:
     """A group of `value`s as the class that `kind` has for it."""
-    group = typing.get_type_hints(kind)[name]
-    return group(**vars(value)) if dataclasses.is_dataclass(group) and type(value) is not group else value
+    group: Any = typing.get_type_hints(kind)[name]
+    return group(**vars(value)) if dataclasses.is_dataclass(value) and type(value) is not group else value
 
 
 def _pairs(args: list[str]) -> list[tuple[str, list[str]]]:

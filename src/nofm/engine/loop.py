@@ -102,7 +102,7 @@ class Trainer:
         """Train to the end, pausing after each step, so that several runs can take turns on one GPU. Raises `Stopped` after a signal."""
         self.began = time.perf_counter()
         self.found = self.handle.found
-        before = {} if self.processes_before is None else {"processes_before": self.processes_before}
+        before: dict[str, Any] = {} if self.processes_before is None else {"processes_before": self.processes_before}
         before |= {"found": self.found} if self.found else {}
         self._event("start", resumed_from=resumed_from, steps=self.lengths.total, processes=self.world.size, unit=self.unit, **before)
         try:

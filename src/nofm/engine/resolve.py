@@ -91,13 +91,14 @@ def near(word: str, allowed: Iterable[str]) -> str:
     somebody may have forgotten the group or taken another one.
     """
     options, (group, last) = list(allowed), _parted(word)
-    like = {option: _likeness(last, *reversed(_parted(option)), group) for option in options}
+    parted = {option: _parted(option) for option in options}
+    like = {option: _likeness(last, name, kin=group in ("", its)) for option, (its, name) in parted.items()}
     close = [option for option in options if option.startswith((f"{word}.", f"{word}/"))]  # a group is typed instead of a name in it
     close = close or [option for option in options if like[option] == 1]
     others = [option for option in options if _NEAR <= like[option] < 1]
     if others:
-        best = max(others, key=lambda option: (_parted(option)[0] == group, like[option]))
-        if not close or (_parted(best)[0] == group and group not in {_parted(option)[0] for option in close}):
+        best = max(others, key=lambda option: (parted[option][0] == group, like[option]))
+        if not close or (parted[best][0] == group and group not in {parted[option][0] for option in close}):
             close.insert(0, best)
     return f"; did you mean {' or '.join(map(repr, close[:3]))}?" if close else ""
 
@@ -114,14 +115,14 @@ def _parted(name: str) -> tuple[str, str]:
     return group, last
 
 
-def _likeness(typed: str, name: str, its_group: str, group: str) -> float:
-    """1 for the same letters, else how much of both is the same. In one group, a word in common (decay of weight_decay) is near enough."""
+def _likeness(typed: str, name: str, *, kin: bool) -> float:
+    """1 for the same letters, else how much of both is the same. `kin`: a word in common (decay of weight_decay) is near enough."""
     typed, name = (text.lower().replace("-", "_") for text in (typed, name))
     if typed.replace("_", "") == name.replace("_", ""):
         return 1.0
     ours, theirs = set(typed.split("_")), set(name.split("_"))
     ratio = difflib.SequenceMatcher(None, typed, name).ratio()
-    return max(ratio, _NEAR) if group in ("", its_group) and (ours <= theirs or theirs <= ours) else ratio
+    return max(ratio, _NEAR) if kin and (ours <= theirs or theirs <= ours) else ratio
 
 
 def explain(origins: Origins, key: str, value: Any, problem: str) -> str:
