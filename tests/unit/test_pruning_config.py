@@ -52,7 +52,7 @@ WRONG = {
         {"kind": "gmp", "end_at": 9, "begin_at": 10},
         "sparsity.method.begin_at = 10: must not be above end_at, 9",
     ),
-    "rigl without an end": ({"kind": "rigl"}, "sparsity.method.end_at = none: must say when masks stay, in steps"),
+    "rigl without an end": ({"kind": "rigl"}, "sparsity.method.end_at = none: must say when rewiring ends, in steps, such as 600"),
     "lottery without a length": ({"kind": "lottery"}, "sparsity.method.every = none: must say when the first training ends, in steps"),
     "lottery goes back too little": (
         {"kind": "lottery", "every": 9, "rewind_to": 9},

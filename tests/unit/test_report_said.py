@@ -77,3 +77,25 @@ def test_shares_of_weights_say_which_layers_they_are_of(tmp_path):
     assert header == ["weights kept in sparse layers", "weights kept in all layers"]
     assert "66.7 % of all layers, 32 of 48" in page
     assert re.split(r"  +", table(runs).splitlines()[2])[3:5] == ["\N{EM DASH}", "100.0 %"]
+
+
+def test_an_unstructured_network_is_not_said_to_be_1_1_and_whole(tmp_path):
+    anywhere = [{**layer, "pattern": "1:1", "kept": 16, "groups": 16} if layer["pattern"] else layer for layer in LAYERS]
+    ended = [*EVENTS[:-1], {**EVENTS[-1], "kept": 4}]
+    configs = [{"sparsity": {"pattern": pattern, "method": {"kind": kind}}} for pattern, kind in (("2:4", "srste"), ("1:1", "rigl"))]
+    runs = [
+        write_run(tmp_path / "srste", config=configs[0]),
+        write_run(
+            tmp_path / "rigl",
+            ended,
+            config=configs[1],
+            layers=anywhere,
+            cost={"params": 48, "params_sparse": 48, "macs": 9, "macs_sparse": 9},
+        ),
+    ]
+    page = write_report(runs, tmp_path / "out").read_text()
+    assert [line.split()[0] for line in table(runs).splitlines()[1:3]] == ["2:4", "unstructured"]
+    assert "2:4, unstructured sparse" in page
+    assert page.count('<span class="tag">unstructured</span></td><td></td><td>16</td><td></td><td></td>') == 2
+    assert "multiply-adds of one forward" not in page
+    assert '<span class="tag">1:1</span>' not in page

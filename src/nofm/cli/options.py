@@ -147,7 +147,7 @@ def _look_at(key: str, texts: list[str]) -> None:
     if name not in _known():
         inside = [k for k in _known() if k.startswith(f"{name}.")]
         hint = f"; it is a group: --{inside[0]}, ..." if inside else re.sub(r"'([\w.]+)'", r"'--\1'", near(name, _known()))
-        raise ConfigError(f"--{key}: no such option{hint}")
+        raise ConfigError(f"--{key}: no such option{hint or '; nofm train RECIPE --help lists those of its task'}")
     kind = _known()[name]
     shown = " ".join(texts)
     if kind is bool:

@@ -168,10 +168,11 @@ def _pruning(c: RunConfig) -> Complaints:
     if m.allocation == "global" and m.kind in ("set", "rigl", "snfs", "dsr", "deepr"):
         yield "sparsity.method.allocation", f"must be uniform or erk for {m.kind}, which has a budget for each layer"
     # Those of the papers are for runs of theirs; one that a run never comes to would leave it dense, or never settled, without a word.
-    must = (("gmp", "end_at", "sparsity is reached"), ("rigl", "end_at", "masks stay"), ("lottery", "every", "the first training ends"))
+    must = (("gmp", "end_at", "sparsity is reached"), ("rigl", "end_at", "rewiring ends"), ("lottery", "every", "the first training ends"))
     for kind, name, what in must:
         if m.kind == kind and getattr(m, name) is None:
-            yield f"sparsity.method.{name}", f"must say when {what}, in {unit}"
+            usual = "" if length is None or kind == "lottery" else f", such as {0.75 * length:g}"
+            yield f"sparsity.method.{name}", f"must say when {what}, in {unit}{usual}"
     last = {"gmp": m.end_at, "lottery": m.every, "srste": m.probe}.get(m.kind)
     if last is not None and length is not None and last > length:
         name = {"gmp": "end_at", "lottery": "every", "srste": "probe"}[m.kind]

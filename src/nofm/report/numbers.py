@@ -79,7 +79,7 @@ def cost_of(run: Run) -> dict[str, float]:
         "sparse_weights_kept": sparse_weights - pruned,
     }
     counts = run.info["cost"] is not None and {"macs", "macs_sparse"} <= run.info["cost"].keys()
-    if counts and (computes_dense(run) or not any(layer.pattern == "1:1" for layer in sparse)):  # of those the start says nothing
+    if counts and (computes_dense(run) or not any(layer.unstructured for layer in sparse)):  # of those the start says nothing
         macs = run.info["cost"]["macs"]
         cost |= {"macs": macs, "macs_kept": macs if computes_dense(run) else run.info["cost"]["macs_sparse"]}
     return cost

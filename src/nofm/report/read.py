@@ -67,6 +67,16 @@ class Layer:
     note: str
 
     @property
+    def unstructured(self) -> bool:
+        """Whether its method prunes anywhere: then the layer was whole when the table was made, and its groups say nothing."""
+        return self.pattern == "1:1"
+
+    @property
+    def words(self) -> str:
+        """Its pattern as a reader wants it."""
+        return "unstructured" if self.unstructured else self.pattern
+
+    @property
     def weights(self) -> int:
         size = 1
         for extent in self.shape:

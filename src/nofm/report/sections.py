@@ -30,7 +30,7 @@ def head(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> dict[
     """The first screen: what was run, and the numbers of the best configuration."""
     runs = [run for group in groups for run in group.runs]
     lead, baseline = _lead(groups, metrics)
-    patterns = ", ".join(dict.fromkeys(layer.pattern for run in runs for layer in run.layers if layer.pattern))
+    patterns = ", ".join(dict.fromkeys(layer.words for run in runs for layer in run.layers if layer.pattern))
     hardware = dict.fromkeys(str(run.info["hardware"].get("name") or run.info["hardware"].get("device") or "") for run in runs)
     many = f"{len(groups)} configurations, " if len(groups) > 1 else ""
     what = [

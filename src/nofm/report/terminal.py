@@ -22,7 +22,7 @@ def table(runs: Sequence[Path | str]) -> str:
     metric = next(iter(curves.metric_names(run for group in groups for run in group.runs)), None)
     unit = None if metric is None else unit_of(metric)
     kept = [f"kept in {which} layers" for which in KEPT]
-    rows = [["", "seeds", "" if unit is None else f"final {unit.words} {unit.unit}".strip(), *kept, "mask movement (SAD)"]]
+    rows = [["", "seeds", "no metric yet" if unit is None else f"final {unit.words} {unit.unit}".strip(), *kept, "mask movement (SAD)"]]
     for group in groups:
         final = NONE if metric is None or unit is None else unit.stat(group.stat(partial(curves.final, metric=metric)))
         sad = group.stat(total_sad)
