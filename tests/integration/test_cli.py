@@ -77,6 +77,7 @@ def test_completion_knows_recipes_and_options(shell, capsys):
     script = capsys.readouterr().out
     for word in ("cifar10/resnet20", "sparsity.pattern", "analyse"):
         assert word in script
+    assert "'resume': {" in script
 
 
 def test_recipes_by_glob(capsys):

@@ -17,7 +17,7 @@ from small_runs import SMALL, changed
 from nofm.cli.progress import Bar, Lines
 from nofm.engine.checkpoint import Store
 from nofm.engine.config import RunConfig
-from nofm.engine.loop import Meter
+from nofm.engine.meter import Meter
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import train
 from nofm.report import write_report
