@@ -232,7 +232,7 @@ def _no_match(glob: str, model: nn.Module, candidates: list[Candidate]) -> str:
         return f"{glob!r} is a {type(module).__name__}, whose weights nofm does not know; teach it with nofm.register_layer"
     parents = dict.fromkeys(".".join(parts[:i]) for c in candidates for parts in (c.name.split("."),) for i in range(1, len(parts)))
     spelled = [c.name for c in candidates] + ([f"{parent}.*" for parent in parents] if "*" in glob else [])
-    close = difflib.get_close_matches(glob, spelled, n=3)
+    close = difflib.get_close_matches(glob, spelled, n=3, cutoff=0.75)
     if module is not None:
         close = [f"{glob}.*"]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"layers are {', '.join(c.name for c in candidates[:8])}, ..."

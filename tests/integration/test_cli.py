@@ -6,6 +6,8 @@ import io
 import json
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,7 @@ def test_completion_knows_recipes_and_options(shell, capsys):
     script = capsys.readouterr().out
     for word in ("cifar10/resnet20", "sparsity.pattern", "analyse"):
         assert word in script
+    assert "'resume': {" in script
 
 
 def test_recipes_by_glob(capsys):
@@ -221,8 +224,8 @@ def test_a_report_says_where_it_is_and_what_came_out(run, tmp_path, capsys, monk
     assert all((one / name).is_file() for name in names)
     accuracy = [json.loads(line) for line in (one / "events.jsonl").read_text().splitlines()][-1]["metrics"]["accuracy"]
     header, row = shown.splitlines()[:2]
-    assert header.split() == ["seeds", "final", "accuracy", "%", "weights", "kept", "mask", "movement", "(SAD)"]
-    assert row.split()[:4] == ["digits", "1", f"{accuracy:.2f}", "12.1"]
+    assert " ".join(header.split()) == "seeds final accuracy % kept in sparse layers kept in all layers mask movement (SAD)"
+    assert row.split()[:6] == ["digits", "1", f"{accuracy:.2f}", "6.2", "%", "12.1"]
 
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(one), str(two), "--picture"]) == 0
@@ -283,3 +286,106 @@ def test_seeds_train_one_after_another_each_in_its_folder(tmp_path, capsys):
     assert digests(out / "seed-3")["state model"] != digests(out / "seed-4")["state model"]
     assert main([*SHORT, "--out", str(out), "--seed", "3", "--seeds", "3", "--resume"]) == 0
     assert (out / "seed-5" / "model.safetensors").is_file()
+
+
+# ---- going on with a run ----
+
+
+def assert_same_end(out: Path, wanted: Path) -> None:
+    from short_runs import digests
+
+    found, whole = digests(out), digests(wanted)
+    assert {name for name in whole if found.get(name) != whole[name]} == set()
+
+
+@pytest.fixture
+def stopped(tmp_path) -> Path:
+    """The run of `run`, asked to stop at step 8."""
+    from test_told import stopped_at
+
+    from nofm.cli.options import parse
+    from nofm.recipes import find
+
+    stopped_at(parse("digits", find("digits"), SHORT[2:])[0], tmp_path / "stopped", 8)
+    return tmp_path / "stopped"
+
+
+def test_resume_needs_the_folder_alone(run, stopped, tmp_path, capsys):
+    moved = stopped.rename(tmp_path / "moved")
+    assert main(["resume", str(moved)]) == 0
+    assert "resumed from step 8" in capsys.readouterr().out
+    assert_same_end(moved, run)
+    assert main(["resume", str(moved), "--engine.steps", "14"]) == 2
+    assert "engine.steps = 14: this run was started with 12" in capsys.readouterr().err
+    assert main(["resume", str(moved), "--engine.steps", "14", "--allow-change"]) == 0
+    assert "resumed from step 12" in capsys.readouterr().out
+
+
+def test_resume_with_all_options_again_still_goes(run, stopped):
+    assert main([*SHORT, "--out", str(stopped), "--resume"]) == 0
+    assert_same_end(stopped, run)
+
+
+def test_what_resume_refuses(run, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(run, tmp_path / "all" / "seed-0")
+    (tmp_path / "all" / "seed-1").mkdir()
+    (tmp_path / "all" / "seed-1" / "run.json").write_text('{"config": 3}')
+    for args, said in (
+        ([tmp_path / "nowhere"], "nowhere: no run folder"),
+        (
+            [tmp_path / "all"],
+            f"holds 2 runs; give one of them, such as {tmp_path}/all/seed-0, or the command that made them: nofm train digits",
+        ),
+        ([tmp_path / "all" / "seed-1"], "run.json: does not hold the configuration of a run"),
+        ([run, "--out", "elsewhere"], "--out: has no effect on nofm resume"),
+        ([run, "--optim.lr=fast"], "--optim.lr fast: must be a number"),
+        (["--engine.steps", "3"], "stands where a run folder belongs"),
+    ):
+        assert main(["resume", *map(str, args)]) == 2, args
+        assert said in capsys.readouterr().err, args
+    info = json.loads((run / "run.json").read_text())
+    info["config"]["optim"]["lr"] = "fast"
+    (tmp_path / "all" / "seed-1" / "run.json").write_text(json.dumps(info))
+    assert main(["resume", str(tmp_path / "all" / "seed-1")]) == 2
+    assert f"{tmp_path}/all/seed-1/run.json: optim.lr = fast: must be a number" in capsys.readouterr().err
+    assert main(["train", "--resume", str(run)]) == 2
+    assert "to go on with a run: nofm resume DIR" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+    out = tmp_path / "my run"
+    args = ["train", "digits", "--engine.steps", "1000000", "--engine.log_every", "1", "--model.width", "16", "--out", str(out)]
+    process = subprocess.Popen([sys.executable, "-m", "nofm", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert any(line.startswith("step 1 ") for line in process.stdout)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert said.strip().endswith(f"a checkpoint is written, go on with nofm resume '{out}'")
+
+
+# ---- the help of a recipe ----
+
+
+def options_in(shown: str) -> set[str]:
+    return {name.replace(".no_", ".") for name in re.findall(r"--((?:task|model|data)\.\w+)", shown)}
+
+
+@pytest.mark.parametrize("recipe", ["digits", "multi30k/small", "flow/stamps", "bccd/fasterrcnn", "nuclei/maskrcnn"])
+def test_help_of_a_recipe_lists_the_options_of_its_task(recipe, capsys):
+    from nofm.engine.problems import PROBLEMS, SHARED
+    from nofm.recipes import find
+
+    assert main(["train", recipe, "--help"]) == 0
+    shown, kind = capsys.readouterr().out, find(recipe).task.kind
+    assert options_in(shown) == {*PROBLEMS[kind].fields, *SHARED}
+    others = re.findall(r"nofm train (\S+) --help", shown)
+    assert {find(other).task.kind for other in others} == set(PROBLEMS) - {kind}
+    assert "Folder of the data" in shown, "an option has lost its words"
+    assert f"(default: {kind})" in shown
+
+
+def test_help_after_other_options_is_help(capsys):
+    assert main(["train", "digits", "--engine.steps", "3", "--task.beams", "4", "--help"]) == 0
+    assert "usage: nofm train digits" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from short_runs import digests, events
 from small_runs import SMALL, changed
 from test_resume import assert_same, train_until
 
+from nofm.engine.checkpoint import Store
 from nofm.engine.config import ScheduleConfig
 from nofm.engine.train import train
 
@@ -60,3 +61,19 @@ def test_the_inverse_root_is_that_of_the_step(tmp_path):
     peak = config.optim.lr
     wanted = [peak * min(step / 3, (3 / step) ** 0.5) for step in range(1, 9)]
     assert [e["lr"] for e in events(tmp_path / "run") if e["event"] == "train"] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_is_changed_in_a_resume_holds_from_then_on(name, tmp_path):
+    """A longer run with another optimizer's options: the rates of the rest are those of such a run from its start."""
+    threads = torch.get_num_threads()
+    config = replace(changed(SMALL, engine={"steps": 8, "log_every": 1, "checkpoint_every": 4, "eval_every": 8}), schedule=SCHEDULES[name])
+    longer = changed(config, engine={"steps": 12}, optim={"lr": 0.03, "momentum": 0.5})
+    train(longer, tmp_path / "longer")
+    train_until(config, tmp_path / "stopped", "checkpoint")
+    train(longer, tmp_path / "stopped", resume=True, allow_change=True)
+    torch.set_num_threads(threads)
+    rates = [[e["lr"] for e in events(out) if e["event"] == "train"] for out in (tmp_path / "longer", tmp_path / "stopped")]
+    assert rates[1][4:] == rates[0][4:]
+    groups = Store(tmp_path / "stopped" / "checkpoints").load()["optimizer"]["groups"]
+    assert [group["momentum"] for group in groups] == [0.5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import typing
@@ -13,7 +14,7 @@ import pytest
 from nofm.cli.options import parse
 from nofm.engine.config import ConfigError, EngineConfig, MethodConfig, RunConfig
 from nofm.engine.problems.classification import OWN_MODELS
-from nofm.engine.resolve import differences, from_dict, keys, leaves, merge, near, read_toml, says, to_dict
+from nofm.engine.resolve import differences, from_dict, keys, leaves, merge, near, near_path, read_toml, says, to_dict
 from nofm.engine.validate import METHOD_OPTIONS, check
 from nofm.recipes import RECIPES, describe, find, listed
 
@@ -107,17 +108,71 @@ def test_a_file_says_the_line_of_each_key(tmp_path):
     assert origins["sparsity.method.kind"] == "run.toml:6 sparsity.method.kind ="
 
 
-@pytest.mark.parametrize(
-    ("word", "options", "hint"),
-    [
-        ("lr", ["optim.lr", "seed"], "; did you mean 'optim.lr'?"),
-        ("cosin", ["cosine", "step"], "; did you mean 'cosine'?"),
-        ("engine.batchsize", ["engine.batch_size"], "; did you mean 'engine.batch_size'?"),
-        ("zzz", ["cosine", "step"], ""),
-    ],
-)
-def test_the_near_miss(word, options, hint):
-    assert near(word, options) == hint
+# What is typed, and what is suggested: near ones, or nothing.
+TYPED_KEYS = {
+    "lr": ["optim.lr"],
+    "optim.Lr": ["optim.lr"],
+    "schedule.lr": ["optim.lr"],
+    "optim.learning_rate": [],
+    "engine.epoch": ["engine.epochs"],
+    "engine.batchsize": ["engine.batch_size"],
+    "batch-size": ["engine.batch_size"],
+    "optim.batch_size": ["engine.batch_size"],
+    "num_workers": ["engine.workers"],
+    "engine.num_workers": ["engine.workers"],
+    "optim.decay": ["optim.weight_decay", "sparsity.method.decay"],
+    "sparsity.patern": ["sparsity.pattern"],
+    "sparsity.method.decy": ["sparsity.method.decay"],
+    "sparsity.method.lambda": [],
+    "model": ["model.name", "model.width", "model.layers"],
+    "engine.foo": [],
+    "engine.zzz": [],
+    "engine.gpu": [],
+    "engine.amp": [],
+    "engine.verbose": [],
+    "engine.save_every": [],
+    "schedule.type": [],
+    "data.path": [],
+    "data.dir": [],
+    "zzz": [],
+}
+TYPED_WORDS = {
+    "cosin": (["cosine", "step"], ["cosine"]),
+    "zzz": (["cosine", "step"], []),
+    "sr-ste": (["ste", "srste"], ["srste"]),
+    "RigL": (["rigl", "gmp"], ["rigl"]),
+    "gpu": (["auto", "cpu", "cuda"], []),
+    "resnet50": (["cifar10/resnet20", "imagenet/resnet50"], ["imagenet/resnet50"]),
+    "imagnet/resnet50": (["cifar10/resnet20", "imagenet/resnet50"], ["imagenet/resnet50"]),
+    "imagenet/resnet5": (["cifar10/resnet20", "imagenet/resnet50"], ["imagenet/resnet50"]),
+    "imagenet/vgg": (["imagenet/resnet50", "imagenet/regnetx_032"], []),
+    "imagenet": (["imagenet/resnet50x1.25", "digits"], ["imagenet/resnet50x1.25"]),
+    "imagenet/resnet50x1": (["imagenet/resnet50x1.25", "imagenet/resnet18"], ["imagenet/resnet50x1.25"]),
+    "test": (["train", "study", "recipes", "report", "check"], []),
+    "trian": (["train", "study", "recipes", "report", "check"], ["train"]),
+}
+
+
+def suggested(hint: str) -> list[str]:
+    assert re.fullmatch(r"|; did you mean '.*'\?", hint)
+    return re.findall(r"'([^']*)'", hint)
+
+
+@pytest.mark.parametrize("word", TYPED_KEYS)
+def test_near_keys(word):
+    assert suggested(near(word, keys())) == TYPED_KEYS[word]
+
+
+@pytest.mark.parametrize("word", TYPED_WORDS)
+def test_near_words(word):
+    allowed, wanted = TYPED_WORDS[word]
+    assert suggested(near(word, allowed)) == wanted
+
+
+@pytest.mark.parametrize(("typed", "wanted"), [("rum.toml", ["run.toml"]), ("zzz.toml", []), ("other", [])])
+def test_near_files(typed, wanted, tmp_path):
+    siblings = [tmp_path / "run.toml", tmp_path / "long-name.toml"]
+    assert suggested(near_path(tmp_path / typed, siblings)) == [str(tmp_path / name) for name in wanted]
 
 
 def test_world_size_counts_in_the_batch(monkeypatch):

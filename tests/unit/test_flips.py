@@ -222,3 +222,19 @@ def test_one_optimizer_only():
     apart = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (model[0], model[2])]
     with pytest.raises(nofm.OptimizerError, match="2 optimizers step apart"):
         nofm.attach(SRSTE(decay="auto"), model, apart)
+
+
+def test_what_it_has_found_is_told_once_it_has_settled():
+    model = network()
+    optimizer = sgd(model)
+    handle = nofm.attach(SRSTE(decay="auto", probe=8), model, optimizer)
+    for x in batches(7):
+        step(model, optimizer, x)
+    assert handle.found == {}
+    assert "found" not in repr(handle)
+    step(model, optimizer, batches(1)[0])
+    decay = flips.decay_of(handle.memory)
+    assert handle.found == {"decay": decay}
+    assert repr(handle).endswith(f"step=8, 2 sparse weights, decay found: {decay:.3g})")
+    handle.detach()
+    assert nofm.attach(SRSTE(decay=1e-3), model, optimizer).found == {}

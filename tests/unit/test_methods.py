@@ -234,5 +234,6 @@ def test_registry_rows_are_the_methods():
         "snip": nofm.SNIP,
         "lottery": nofm.LotteryTicket,
     }
-    for row in nofm.METHODS.values():
-        assert row.method() == row.method()  # frozen values, made without arguments
+    lengths = {"gmp": {"end_at": 9}, "rigl": {"end_at": 9}, "lottery": {"every": 9}}  # which only the loop knows
+    for name, row in nofm.METHODS.items():
+        assert row.method(**lengths.get(name, {})) == row.method(**lengths.get(name, {}))  # frozen values, made without other arguments

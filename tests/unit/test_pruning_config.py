@@ -52,6 +52,7 @@ WRONG = {
         {"kind": "gmp", "end_at": 9, "begin_at": 10},
         "sparsity.method.begin_at = 10: must not be above end_at, 9",
     ),
+    "rigl without an end": ({"kind": "rigl"}, "sparsity.method.end_at = none: must say when rewiring ends, in steps, such as 600"),
     "lottery without a length": ({"kind": "lottery"}, "sparsity.method.every = none: must say when the first training ends, in steps"),
     "lottery goes back too little": (
         {"kind": "lottery", "every": 9, "rewind_to": 9},
@@ -62,7 +63,7 @@ WRONG = {
     "sparsity of everything": ({"kind": "dnw", "sparsity": 1.0}, "sparsity.method.sparsity = 1.0: must be 0 < sparsity < 1"),
     "str from nowhere": ({"kind": "str", "initial": float("-inf")}, "sparsity.method.initial = -inf: must be finite"),
     "rigl over all layers": (
-        {"kind": "rigl", "allocation": "global"},
+        {"kind": "rigl", "allocation": "global", "end_at": 600},
         "sparsity.method.allocation = global: must be uniform or erk for rigl",
     ),
     "a target without a search": (

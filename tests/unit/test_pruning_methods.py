@@ -475,7 +475,7 @@ def test_snip_names_a_layer_of_which_it_knows_nothing():
 def test_what_is_ranked_together_moves_together():
     model = network()
     apart = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (model[0], model[2])]
-    for method in (SNIP(), LotteryTicket(), GMP(allocation="global"), UnstructuredSTE(allocation="global")):
+    for method in (SNIP(), LotteryTicket(every=9), GMP(end_at=9, allocation="global"), UnstructuredSTE(allocation="global")):
         with pytest.raises(nofm.OptimizerError, match="2 optimizers step apart"):
             nofm.attach(method, model, apart)
     nofm.attach(GMP(sparsity=0.75, end_at=1), model, apart)
@@ -490,8 +490,8 @@ REFUSED = {
     ],
     "allocation": [(method, {"allocation": "some"}) for method in (GMP, UnstructuredSTE, DNW, LotteryTicket)],
     "begin_at": [(GMP, {"begin_at": -1}), (GMP, {"begin_at": 0.5})],
-    "end_at": [(GMP, {"end_at": 0}), (GMP, {"begin_at": 5, "end_at": 4})],
-    "every": [(GMP, {"every": 0}), (LotteryTicket, {"every": 0})],
+    "end_at": [(GMP, {"end_at": -1}), (GMP, {"end_at": 0.5}), (GMP, {"begin_at": 5, "end_at": 4})],
+    "every": [(GMP, {"every": 0}), (LotteryTicket, {"every": -1})],
     "batches": [(SNIP, {"batches": 0})],
     "rounds": [(LotteryTicket, {"rounds": 0})],
     "rewind_to": [(LotteryTicket, {"rewind_to": -1}), (LotteryTicket, {"every": 5, "rewind_to": 5})],
@@ -502,7 +502,13 @@ REFUSED = {
 @pytest.mark.parametrize(("option", "method", "given"), [(option, *case) for option, cases in REFUSED.items() for case in cases])
 def test_bad_options_are_refused_by_name(option, method, given):
     with pytest.raises(nofm.OptimizerError, match=f"{option}="):
-        method(**given)
+        method(**{GMP: {"end_at": 9}, LotteryTicket: {"every": 9}}.get(method, {}) | given)
+
+
+@pytest.mark.parametrize(("method", "option"), [(GMP, "end_at"), (LotteryTicket, "every")], ids=["gmp", "lottery"])
+def test_a_length_that_only_the_loop_knows_must_be_given(method, option):
+    with pytest.raises(nofm.OptimizerError, match=f"^{method.__name__} needs {option}: the steps? "):
+        method(sparsity=0.8)
 
 
 def test_more_than_everything_cannot_be_pruned():

@@ -88,10 +88,15 @@ def test_totals_by_pencil(run, tmp_path):
     assert numbers.total_sad(run) == 16
     assert numbers.mean_flip_rate(run) == pytest.approx((12 / 32 + 4 / 32) / 20)
     assert numbers.speed(run) == 200.0
-    assert numbers.cost_of(run) == {"weights": 48, "weights_kept": 32}
+    assert numbers.cost_of(run) == {"weights": 48, "weights_kept": 32, "sparse_weights": 32, "sparse_weights_kept": 16}
     dense = {"sparsity": {"method": {"kind": "dense"}}}
     whole = load(write_run(tmp_path / "dense", config=dense, cost={"macs": 100, "macs_sparse": 50.0}))
-    assert numbers.cost_of(whole) == {"weights": 48, "weights_kept": 48, "macs": 100, "macs_kept": 100}
+    all_of_them = {"weights": 48, "weights_kept": 48, "sparse_weights": 32, "sparse_weights_kept": 32}
+    assert numbers.cost_of(whole) == {**all_of_them, "macs": 100, "macs_kept": 100}
+    anywhere = [{**layer, "pattern": "1:1", "kept": 16} if layer["pattern"] else layer for layer in LAYERS]
+    ended = [*EVENTS[:-1], {**EVENTS[-1], "kept": 4}]
+    rigl = load(write_run(tmp_path / "rigl", ended, layers=anywhere, cost={"macs": 100, "macs_sparse": 100}))
+    assert numbers.cost_of(rigl) == {"weights": 48, "weights_kept": 20, "sparse_weights": 32, "sparse_weights_kept": 4}
     tied = [*LAYERS, {**LAYERS[2], "name": "d", "note": "tied to c"}]
     assert numbers.cost_of(load(write_run(tmp_path / "tied", layers=tied)))["weights"] == 48
     still = load(write_run(tmp_path / "still", EVENTS[:2]))

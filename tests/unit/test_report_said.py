@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from test_report_numbers import EVENTS, write_run
+from test_report_numbers import EVENTS, LAYERS, write_run
 
 from nofm.report import files_of, table, write_report
 
@@ -23,9 +23,9 @@ def test_what_is_printed_has_mean_and_spread_of_each_configuration(tmp_path):
     other = {"sparsity": {"method": {"kind": "dense"}}}
     runs.append(finished(tmp_path / "dense", 0, 90.0, 8, config=other))
     header, sparse, dense, note = table(runs).splitlines()
-    assert header.split() == ["seeds", "final", "accuracy", "%", "weights", "kept", "mask", "movement", "(SAD)"]
+    assert " ".join(header.split()) == "seeds final accuracy % kept in sparse layers kept in all layers mask movement (SAD)"
     # 70 and 72; 12 + 8 = 20 and 12 + 12 = 24 changes: each with a sample standard deviation of sqrt(2) times 1 and 2.
-    assert re.split(r"  +", sparse) == ["default", "2", "71.0 ± 1.4", "66.7 %", "22.0 ± 2.8"]
+    assert re.split(r"  +", sparse) == ["default", "2", "71.0 ± 1.4", "50.0 %", "66.7 %", "22.0 ± 2.8"]
     assert re.split(r"  +", dense)[:3] == ["dense", "1", "90.00"]
     assert note == "mean ± standard deviation over seeds"
     unfinished = write_run(tmp_path / "cut", EVENTS[:6], 2)
@@ -66,3 +66,36 @@ def test_all_files_are_listed(picture, tmp_path):
     page = write_report([write_run(tmp_path / "run")], tmp_path / "out" / "name.html", picture=picture)
     assert sorted(files_of(page, picture=picture)) == sorted((tmp_path / "out").iterdir())
     assert len(files_of(page, picture=picture)) == 4 + picture
+
+
+def test_shares_of_weights_say_which_layers_they_are_of(tmp_path):
+    dense_layers = [layer for layer in LAYERS if not layer["pattern"]]
+    still = [{**event, "changed": {}} if event["event"] == "sad" else event for event in EVENTS]
+    runs = [write_run(tmp_path / "sparse"), write_run(tmp_path / "none", still, layers=dense_layers, recipe="other")]
+    page = write_report(runs, tmp_path / "out").read_text()
+    header = re.findall(r'<th scope="col">(weights kept[^<]*)</th>', page)
+    assert header == ["weights kept in sparse layers", "weights kept in all layers"]
+    assert "66.7 % of all layers, 32 of 48" in page
+    assert re.split(r"  +", table(runs).splitlines()[2])[3:5] == ["\N{EM DASH}", "100.0 %"]
+
+
+def test_an_unstructured_network_is_not_said_to_be_1_1_and_whole(tmp_path):
+    anywhere = [{**layer, "pattern": "1:1", "kept": 16, "groups": 16} if layer["pattern"] else layer for layer in LAYERS]
+    ended = [*EVENTS[:-1], {**EVENTS[-1], "kept": 4}]
+    configs = [{"sparsity": {"pattern": pattern, "method": {"kind": kind}}} for pattern, kind in (("2:4", "srste"), ("1:1", "rigl"))]
+    runs = [
+        write_run(tmp_path / "srste", config=configs[0]),
+        write_run(
+            tmp_path / "rigl",
+            ended,
+            config=configs[1],
+            layers=anywhere,
+            cost={"params": 48, "params_sparse": 48, "macs": 9, "macs_sparse": 9},
+        ),
+    ]
+    page = write_report(runs, tmp_path / "out").read_text()
+    assert [line.split()[0] for line in table(runs).splitlines()[1:3]] == ["2:4", "unstructured"]
+    assert "2:4, unstructured sparse" in page
+    assert page.count('<span class="tag">unstructured</span></td><td></td><td>16</td><td></td><td></td>') == 2
+    assert "multiply-adds of one forward" not in page
+    assert '<span class="tag">1:1</span>' not in page

@@ -99,7 +99,7 @@ def test_zeros_without_a_pattern():
     weight[1] = torch.randn(6)
     report = nofm.verify({"w": weight[:, :5]})["w"]
     assert report.pattern is None
-    assert "no N:M pattern" in report.note
+    assert report.note == "unstructured, 5.0% zeros"
 
 
 def test_safetensors_files(tmp_path):
@@ -158,3 +158,78 @@ def test_a_rule_that_matches_no_weight_is_an_error():
         nofm.verify(model, {"stm": "2:4"})
     with pytest.raises(nofm.NofmError, match=r"rule 'zzz' matches no weight; weights are stem\.weight, head\.weight"):
         nofm.verify(model, {"zzz": "2:4"})
+
+
+# ---- zeros without structure ----
+
+
+def trained(method: nofm.Method) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(32 * 4, 64), nn.Linear(64, 10))
+    nofm.sparsify_(model, {"0": "1:1", "2": "1:1"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    handle = nofm.attach(method, model, optimizer)
+    for _ in range(4):
+        model(torch.randn(4, 16, 4, 4)).square().sum().backward()
+        optimizer.step()
+    handle.detach()
+    return model
+
+
+@pytest.mark.parametrize(
+    "method", [nofm.RigL(sparsity=0.9, end_at=4, every=2), nofm.GMP(sparsity=0.9, end_at=3, every=1)], ids=["RigL", "GMP"]
+)
+def test_an_unstructured_network_has_no_pattern(method, tmp_path):
+    model = trained(method)
+    seen = nofm.verify(model)
+    nofm.fold_(model)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    for report in (seen, nofm.verify(model), nofm.verify(model.state_dict()), nofm.verify(tmp_path / "model.safetensors")):
+        assert not report.ok
+        assert [(w.name, w.pattern, w.violations) for w in report.weights if w.unstructured] == [
+            ("0.weight", None, 0),
+            ("2.weight", None, 0),
+        ]
+        assert report["2.weight"].note.startswith(f"unstructured, {report['2.weight'].zeros:.1%} zeros")
+        assert str(report).splitlines()[-1] == "0 of 3 weights are N:M, 2 are unstructured, 90.0% zeros"
+
+
+def test_a_total_of_both_kinds():
+    state = folded("1:4").state_dict()
+    state["4.weight"][:, 0] = torch.arange(10.0)  # one zero of 320
+    lines = str(nofm.verify(state)).splitlines()
+    assert lines[-1] == "3 of 5 weights are N:M, 1 is unstructured, 0.3% zeros"
+
+
+@pytest.mark.parametrize("zeros", [0.3, 0.5, 0.8, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("shape", [(64, 64), (16, 16, 3, 3), (256, 32), (32, 512)], ids=str)
+def test_zeros_at_random_are_no_pattern(shape, zeros):
+    torch.manual_seed(1)
+    report = nofm.verify({"w": torch.randn(shape) * (torch.rand(shape) >= zeros)})["w"]
+    assert report.unstructured
+    assert report.pattern is None
+
+
+def sparse(pattern: str) -> torch.Tensor:
+    torch.manual_seed(0)
+    weight = torch.randn(32, 32, 3, 3)
+    return torch.where(nofm.mask(weight, pattern), weight, 0.0)
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "1:4", "4:8", "1:16"])
+def test_a_pattern_is_found_though_outputs_have_died_and_some_kept_weights_are_zero(pattern):
+    weight = sparse(pattern)
+    weight[:28] = 0.0
+    weight[torch.rand(weight.shape) < 0.05] = 0.0
+    assert str(nofm.verify({"w": weight})["w"].pattern) == pattern
+    turned = nofm.verify({"w": weight.transpose(0, 1)})["w"]
+    assert (str(turned.pattern), turned.axis) == (pattern, 0)
+
+
+def test_a_pattern_that_is_asked_for_is_checked_as_it_is():
+    weight = sparse("1:16")
+    weight[torch.rand(weight.shape) < 0.8] = 0.0
+    assert nofm.verify({"w": weight})["w"].unstructured
+    assert nofm.verify({"w": weight}, "1:16").ok
+    assert nofm.verify({"w": weight}, {"w": "1:1"})["w"].unstructured, '"1:1" says which layers, not where'
+    assert nofm.verify({"w": torch.zeros(4, 16)})["w"].note == "unstructured, 100.0% zeros"

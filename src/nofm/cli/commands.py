@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 
 from ..engine.config import ConfigError
 from ..engine.resolve import near
+from .folders import check_run, runs_in
 
 __all__ = ["analyse", "check", "completion", "cost", "recipes", "report"]
 
@@ -46,9 +47,9 @@ def report(
     """
     if not runs:
         raise ConfigError("report: give at least one run folder: nofm report RUN [RUN ...]")
-    runs = tuple(inner for run in runs for inner in _runs_in(run))
+    runs = tuple(inner for run in runs for inner in runs_in(run))
     for run in runs:
-        _check_run(run)
+        check_run(run)
     from ..report import files_of, table, write_report
 
     page = write_report(runs, out or _common_folder(runs) / "report.html", picture=picture)
@@ -56,13 +57,6 @@ def report(
     for file in files_of(page, picture=picture):
         print(file)
     return 0
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The folder itself, or the runs in it: what `--seeds` and `nofm study` leave."""
-    if (folder / "run.json").is_file():
-        return [folder]
-    return sorted(file.parent for depth in ("*", "*/*", "runs/*/*") for file in folder.glob(f"{depth}/run.json")) or [folder]
 
 
 def _common_folder(runs: Sequence[Path]) -> Path:
@@ -73,12 +67,6 @@ def _common_folder(runs: Sequence[Path]) -> Path:
     if common == common.parent:
         return Path()
     return common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common
-
-
-def _check_run(run: Path) -> None:
-    if not (run / "run.json").is_file():
-        siblings = [str(p.parent) for p in run.parent.glob("*/run.json")] if run.parent.is_dir() else []
-        raise ConfigError(f"{run}: no run folder (it has no run.json){near(str(run), siblings)}")
 
 
 def check(
@@ -107,7 +95,7 @@ def _weights_of(path: Path) -> Path:
         where = f"check {result}" if result.is_file() else f"{result} will hold them at the end of the run"
         raise ConfigError(f"{path}: a training checkpoint holds dense weights, masked only when they are used; for N:M weights {where}")
     if path == run and not result.is_file():
-        raise ConfigError(f"{path}: this run has not ended, so its N:M weights are not written yet; go on with it by --resume")
+        raise ConfigError(f"{path}: this run has not ended, so its N:M weights are not written yet; go on with it by nofm resume {path}")
     if path.is_dir() and path != run:
         raise ConfigError(f"{path}: is a folder, and not of a run; give a safetensors file or a run folder")
     return result if path == run else path
@@ -120,7 +108,7 @@ def analyse(run: Positional[Path], steps: tuple[int, int] | None = None) -> int:
         run: A run folder.
         steps: The two steps; the first and the last where nothing is said.
     """
-    _check_run(run)
+    check_run(run)
     files = {int(m[1]): p for p in sorted((run / "masks").glob("*.safetensors")) if (m := re.fullmatch(r"step-(\d+)\.safetensors", p.name))}
     if not files:
         raise ConfigError(f"{run}: no masks are saved there yet")

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import io
 import operator
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -34,7 +35,13 @@ def _everything() -> Any:
     recipes = [sub(name, Options, default=_options(name), description=describe(name)) for name in RECIPES]
     train: Any = functools.reduce(operator.or_, recipes)
     others = [sub(name, Annotated[Any, tyro.conf.arg(constructor=getattr(commands, name))]) for name in commands.__all__]
-    return functools.reduce(operator.or_, [sub("train", Annotated[Any, tyro.conf.arg(constructor=_chosen(train))]), *others])
+    own = {"train": _chosen(train), "resume": _resume}
+    first = [sub(name, Annotated[Any, tyro.conf.arg(constructor=make)]) for name, make in own.items()]
+    return functools.reduce(operator.or_, [*first, *others])
+
+
+def _resume(run: tyro.conf.Positional[Path], allow_change: bool = False) -> None:
+    """Go on with a run, as its folder says."""
 
 
 def _chosen(recipes: Any) -> Any:

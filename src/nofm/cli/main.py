@@ -19,6 +19,12 @@ def _train(args: list[str]) -> int:
     return command(args)
 
 
+def _resume(args: list[str]) -> int:
+    from .train import resume
+
+    return resume(args)
+
+
 def _study(args: list[str]) -> int:
     from .study import command
 
@@ -39,6 +45,7 @@ def _function(name: str) -> Callable[[list[str]], int]:
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (_train, "train a network by a recipe"),
+    "resume": (_resume, "go on with a run that was interrupted, as its folder says"),
     "study": (_study, "train all rows of a table or figure of the paper, and write it"),
     "recipes": (_function("recipes"), "list the recipes"),
     "report": (_function("report"), "make one HTML page of one or more runs"),

@@ -25,24 +25,30 @@ class _Seen:
     def __init__(self) -> None:
         self.train: dict[str, Any] = {}
         self.metrics: dict[str, float] = {}
+        self.measured_at = 0
+        self.found: dict[str, float] = {}
         self.sad: int | None = None
         self.unit = "images"
 
     def take(self, event: dict[str, Any]) -> None:
         if event["event"] == "start":
-            self.unit = event.get("unit", self.unit)
+            self.unit, self.found = event.get("unit", self.unit), event.get("found", {})
         elif event["event"] == "train":
             self.train = event
         elif event["event"] == "eval":
-            self.metrics = event["metrics"]
+            self.metrics, self.measured_at = event["metrics"], event["step"]
+        elif event["event"] == "found":
+            self.found = event["values"]
         elif event["event"] == "sad":
             self.sad = sum(event["changed"].values())
 
-    def words(self) -> list[str]:
+    def words(self, *, metric: bool) -> list[str]:
+        """Everything but the metric is of this line; the metric is of the last evaluation, and says of which step."""
         said = []
         if self.train:
             said += [f"loss {self.train['loss']:.4f}", f"lr {self.train['lr']:.2g}"]
-        said += [f"{name} {value:.2f}" for name, value in list(self.metrics.items())[:1]]
+        said += [f"{name} {value:.2g}" for name, value in self.found.items()]
+        said += [f"{name} {value:.2f} at step {self.measured_at}" for name, value in list(self.metrics.items())[:1] if metric]
         if self.sad is not None:
             said.append(f"SAD {self.sad:,}")
         if self.train:
@@ -68,7 +74,9 @@ class Lines:
             resumed = event["resumed_from"]
             self._say(f"run {self._out}" + ("" if resumed is None else f", resumed from step {resumed}") + _other_processes(event))
         elif kind == "sad":  # the last event of a line of the log
-            self._say(f"step {step}  " + "  ".join(self._seen.words()))
+            self._say(f"step {step}  " + "  ".join(self._seen.words(metric=False)))  # evaluations have lines of their own
+        elif kind == "found":
+            self._say(f"step {step}  found  " + "  ".join(f"{name} {value:.3g}" for name, value in event["values"].items()))
         elif kind == "eval":
             which = "eval, moving average" if event["ema"] else "eval"
             self._say(f"step {step}  {which}  " + "  ".join(f"{name} {value:.4f}" for name, value in event["metrics"].items()))
@@ -105,7 +113,7 @@ class Bar:
             self._progress.start()
             self._shown = self._progress.add_task(self._out.name, total=event.get("steps"), words="")
         if self._shown is not None:
-            self._progress.update(self._shown, completed=event["step"], words="  ".join(self._seen.words()))
+            self._progress.update(self._shown, completed=event["step"], words="  ".join(self._seen.words(metric=True)))
         if event["event"] == "end":
             self._progress.stop()
             self._progress.console.print(f"{self._out}: " + "  ".join(f"{n} {v:.4f}" for n, v in event["metrics"].items()))

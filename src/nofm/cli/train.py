@@ -1,37 +1,73 @@
-"""`nofm train RECIPE [--dotted.options]`."""
+"""`nofm train RECIPE [--dotted.options]`, and `nofm resume DIR`, which goes on with a run as its folder says."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..engine.config import ConfigError
+from ..engine.config import ConfigError, RunConfig
 from ..recipes import RECIPES, describe, find
+from .folders import started_with
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from .options import Options
+
+__all__ = ["command", "resume"]
 
 _HELP = """usage: nofm train RECIPE [--group.key VALUE ...] [--config FILE] [--out DIR] [--resume] [--seed N] [--seeds COUNT] [--device D]
 
 Trains a network. A recipe sets everything; a TOML file and options change what they name. Groups of options: task, model,
 data, sparsity, optim, schedule, engine. nofm train RECIPE --help lists all of them with the recipe's values.
+A run that was interrupted goes on with nofm resume DIR.
 
 recipes:
 {recipes}
 """
+_RESUME_HELP = """usage: nofm resume DIR [--allow_change --group.key VALUE ...]
+
+Goes on with the run in DIR from its newest checkpoint, with the options that it was started with, which DIR/run.json holds. To the
+bit, it then ends as if it had not been interrupted. With --allow_change, options that follow change what they name: a longer run,
+another folder of the data, another number of processes.
+"""
 
 
 def command(args: list[str]) -> int:
-    """Run the command; returns its exit code."""
+    """Run `nofm train`; returns its exit code."""
     if not args or args[0] in ("-h", "--help"):
         print(_HELP.format(recipes="\n".join(f"  {name:24} {describe(name)}" for name in RECIPES)))
         return 0 if args else 2
     recipe, rest = args[0], args[1:]
     if recipe.startswith("-"):
-        raise ConfigError(f"{recipe!r} stands where a recipe belongs: nofm train RECIPE {recipe} ...; there are {', '.join(RECIPES)}")
-    base = find(recipe)
+        hint = "to go on with a run: nofm resume DIR; " if recipe.startswith("--resume") else ""
+        raise ConfigError(f"{recipe!r} stands where a recipe belongs: {hint}nofm train RECIPE {recipe} ...; there are {', '.join(RECIPES)}")
+    return _train(recipe, find(recipe), rest, ["nofm", "train", *args])
 
+
+def resume(args: list[str]) -> int:
+    """Run `nofm resume`; returns its exit code."""
+    if not args or {"-h", "--help"} & set(args):
+        print(_RESUME_HELP)
+        return 0 if args else 2
+    folder, rest = Path(args[0]), args[1:]
+    if args[0].startswith("-"):
+        raise ConfigError(f"{args[0]!r} stands where a run folder belongs: nofm resume DIR {args[0]} ...")
+    for arg in rest:
+        if arg.partition("=")[0] in ("--out", "--seeds"):
+            raise ConfigError(f"{arg.partition('=')[0]}: has no effect on nofm resume, which goes on with one run, in its folder")
+    recipe, config = started_with(folder)
+    return _train(
+        recipe,
+        dataclasses.replace(config, out=str(folder)),
+        [*(arg for arg in rest if arg != "--resume"), "--resume"],
+        ["nofm", "resume", *args],
+    )
+
+
+def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str]) -> int:
     from ..engine.signals import listening
     from ..engine.validate import check
     from .options import parse
@@ -44,20 +80,29 @@ def command(args: list[str]) -> int:
         if options.seeds < 1:
             raise ConfigError(f"--seeds {options.seeds}: must be seeds >= 1, and finite")
         out = Path(config.out or f"runs/{recipe.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-        from ..engine.train import train
-        from .progress import make_progress
-
         for seed in range(config.seed, config.seed + options.seeds):
             folder = out if options.seeds == 1 else out / f"seed-{seed}"
-            train(
-                dataclasses.replace(config, seed=seed),
-                folder,
-                recipe=recipe,
-                command=["nofm", "train", *args],
-                resume=options.resume,
-                allow_change=options.allow_change,
-                sinks=[make_progress(folder, sys.stdout)],
-                stop=stop,
-            )
+            _one(dataclasses.replace(config, seed=seed), folder, recipe, typed, options, stop)
     return 0
+
+
+def _one(config: RunConfig, folder: Path, recipe: str, typed: list[str], options: Options, stop: Any) -> None:
+    from ..engine.signals import Stopped
+    from ..engine.train import train
+    from .progress import make_progress
+
+    try:
+        train(
+            config,
+            folder,
+            recipe=recipe,
+            command=typed,
+            resume=options.resume,
+            allow_change=options.allow_change,
+            sinks=[make_progress(folder, sys.stdout)],
+            stop=stop,
+        )
+    except Stopped as stopped:
+        if options.seeds == 1:
+            stopped.go_on = f"nofm resume {shlex.quote(str(folder))}"
+        raise

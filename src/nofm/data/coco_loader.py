@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +25,7 @@ from torchvision.transforms import v2
 from .coco import CocoImage, CocoSet, read_pixels
 from .errors import DataError
 from .order import Order, Share, mix
-from .processes import TEST, ProcessLoader
+from .processes import TEST, ProcessLoader, first_readable
 
 __all__ = ["Augment", "CocoLoader", "Target", "read_example"]
 
@@ -113,20 +114,15 @@ class _Examples(Dataset[dict[str, Any]]):
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        training = epoch != TEST
-        size = len(self._sets[training])
-        for skipped in range(size):
-            at = (index + skipped) % size  # the next readable one stands in
-            try:
-                image, target = self._read(training, at)
-            except DataError as error:
-                if not self._skip:
-                    return {"error": str(error)}
-                continue
-            if training:
-                image, target = self._augmented(image, _without_crowds(target), mix(self._seed, epoch, at))
-            return {"image": image.float() / 255, "target": target, "skipped": skipped}
-        return {"error": f"{self._sets[training].path}: no image of this data set can be read"}
+        images = self._sets[epoch != TEST]
+        nothing = f"{images.path}: no image of this data set can be read"
+        return first_readable(partial(self._sample, epoch), index, len(images), self._skip, nothing)
+
+    def _sample(self, epoch: int, at: int) -> dict[str, Any]:
+        image, target = self._read(epoch != TEST, at)
+        if epoch != TEST:
+            image, target = self._augmented(image, _without_crowds(target), mix(self._seed, epoch, at))
+        return {"image": image.float() / 255, "target": target}
 
     def _augmented(self, image: Tensor, target: Target, seed: int) -> Example:
         before = torch.get_rng_state()

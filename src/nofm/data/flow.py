@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from .flow_files import KITTI_UNIT, read_flow, read_frame
 from .flow_layouts import Pair
 from .loader import Batch
 from .order import Order, Share, mix
-from .processes import TEST, ProcessLoader
+from .processes import TEST, ProcessLoader, first_readable
 
 __all__ = ["FlowArrays", "FlowFiles", "ResidentFlow", "read_example"]
 
@@ -164,26 +165,21 @@ def read_example(pair: Pair) -> Example:
 
 
 class _Examples(Dataset[dict[str, Any]]):
-    """Reads (epoch, index); what cannot be read comes back as text, since an error that crosses a process arrives as a traceback."""
+    """Reads (epoch, index)."""
 
     def __init__(self, train: Sequence[Pair], test: Sequence[Pair], augmentation: Augmentation, seed: int, skip: bool) -> None:
         self._train, self._test, self._augmentation, self._seed, self._skip = train, test, augmentation, seed, skip
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        pairs = self._test if epoch == TEST else self._train
-        for skipped in range(len(pairs)):
-            at = (index + skipped) % len(pairs)  # the next readable one stands in
-            try:
-                example = read_example(pairs[at])
-            except DataError as error:
-                if not self._skip:
-                    return {"error": str(error)}
-                continue
-            if epoch != TEST:
-                example = augment(example, self._augmentation, torch.Generator().manual_seed(mix(self._seed, epoch, at)))
-            return {"example": example, "skipped": skipped}
-        return {"error": "no pair of this data set can be read"}
+        size = len(self._test if epoch == TEST else self._train)
+        return first_readable(partial(self._sample, epoch), index, size, self._skip, "no pair of this data set can be read")
+
+    def _sample(self, epoch: int, at: int) -> dict[str, Any]:
+        if epoch == TEST:
+            return {"example": read_example(self._test[at])}
+        chance = torch.Generator().manual_seed(mix(self._seed, epoch, at))
+        return {"example": augment(read_example(self._train[at]), self._augmentation, chance)}
 
 
 def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,9 +16,21 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from .errors import DataError
 from .order import Order, Share
 
-__all__ = ["TEST", "ProcessLoader"]
+__all__ = ["TEST", "ProcessLoader", "first_readable"]
 
 TEST = -1  # the "epoch" of a test example, which is not augmented
+
+
+def first_readable(read: Callable[[int], dict[str, Any]], index: int, size: int, skip: bool, nothing: str) -> dict[str, Any]:
+    """`read(index)`, with the number of examples "skipped". Where it raises `DataError` and that is to be passed by, the next readable of
+    `size` examples stands in. An error comes back as text, since one that crosses a process arrives as a traceback."""
+    for skipped in range(size):
+        try:
+            return {**read((index + skipped) % size), "skipped": skipped}
+        except DataError as error:
+            if not skip:
+                return {"error": str(error)}
+    return {"error": nothing}
 
 
 class _Keys(Sampler[list[tuple[int, int]]]):
@@ -38,7 +50,7 @@ def _in_worker(number: int) -> None:
 class ProcessLoader:
     """Batches put together by `workers` processes (0: by this one), with the protocol of `loader.Loader`.
 
-    examples    reads (epoch, index); what cannot be read comes back as {"error": text}, others with the number of those "skipped".
+    examples    reads (epoch, index), as `first_readable` does.
     collate     makes one batch of several, or one error.
     test_batch  how many test examples go together.
     """

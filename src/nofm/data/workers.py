@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torchvision.transforms import v2
 from .arrays import Arrays
 from .errors import DataError
 from .order import Order, Share, mix
-from .processes import TEST, ProcessLoader
+from .processes import TEST, ProcessLoader, first_readable
 
 __all__ = ["ArrayImages", "FolderImages", "WorkerLoader"]
 
@@ -82,27 +83,22 @@ def _images(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
 
 
 class _Samples(Dataset[dict[str, Any]]):
-    """Reads (epoch, index); what cannot be read comes back as text, since an error that crosses a process arrives as a traceback."""
+    """Reads (epoch, index)."""
 
     def __init__(self, images: ArrayImages | FolderImages, seed: int, skip: bool) -> None:
         self._images, self._seed, self._skip = images, seed, skip
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        training = epoch != TEST
-        size = self._images.train_size if training else self._images.test_size
+        size = self._images.test_size if epoch == TEST else self._images.train_size
+        return first_readable(partial(self._sample, epoch), index, size, self._skip, "no image of this data set can be read")
+
+    def _sample(self, epoch: int, at: int) -> dict[str, Any]:
         before = torch.get_rng_state()
         try:
-            for skipped in range(size):
-                at = (index + skipped) % size  # the next readable one stands in
-                torch.default_generator.manual_seed(mix(self._seed, epoch, at))
-                try:
-                    image, label = self._images.read(at, training)
-                    return {"image": image, "label": label, "skipped": skipped}
-                except DataError as error:
-                    if not self._skip:
-                        return {"error": str(error)}
-            return {"error": "no image of this data set can be read"}
+            torch.default_generator.manual_seed(mix(self._seed, epoch, at))
+            image, label = self._images.read(at, epoch != TEST)
+            return {"image": image, "label": label}
         finally:
             torch.set_rng_state(before)  # without loader processes this is the generator that dropout draws from
 

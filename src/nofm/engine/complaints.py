@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .config import RunConfig
-from .resolve import near
+from .resolve import near_path
 
 __all__ = ["Complaints", "batch_divides", "folder", "number", "value_of"]
 
@@ -46,8 +46,8 @@ def folder(c: RunConfig) -> Complaints:
         yield "data.root", f"{d.name} needs the folder of its files: --data.root PATH"
     elif not Path(d.root).is_dir():
         parent = Path(d.root).parent
-        siblings = [str(p) for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-        yield "data.root", f"no such folder{near(d.root, siblings)}"
+        siblings = [p for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+        yield "data.root", f"no such folder{near_path(Path(d.root), siblings)}"
 
 
 def batch_divides(c: RunConfig) -> Complaints:

@@ -170,7 +170,7 @@ class MethodConfig:
     begin_at: Length | None = None
     """gmp: when sparsity begins to rise. srste: a dense start, up to when layers compute with all their weights."""
     end_at: Length | None = None
-    """methods that prune or rewire many times: from when on masks stay."""
+    """methods that prune or rewire many times: from when on masks stay. gmp and rigl need it, and three quarters of the run is usual."""
     batches: int | None = None
     """snip: how many steps' gradients to measure sensitivity with."""
     rounds: int | None = None

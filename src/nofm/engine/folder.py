@@ -44,7 +44,8 @@ class RunFolder:
     def __init__(self, path: Path, *, resume: bool, disk: Disk | None = None) -> None:
         self.path, self._disk = path, disk or Disk()
         if not resume and path.exists() and any(path.iterdir()):
-            raise ConfigError(f"--out {path}: this folder is not empty; go on with that run by --resume, or give another folder")
+            again = f"--resume (or nofm resume {path})"
+            raise ConfigError(f"--out {path}: this folder is not empty; go on with that run by {again}, or give another folder")
         make_folder(self._disk, path / "checkpoints")
         make_folder(self._disk, path / "masks")
         try:

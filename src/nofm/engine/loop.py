@@ -30,30 +30,13 @@ from .config import ConfigError
 from .export import folded_weights
 from .folder import RunFolder
 from .graphs import Graphs
+from .meter import Meter
 from .movement import Movement, packed_masks
 from .precision import LossWatch, Precision
 from .signals import Stopped, StopRequest
 from .world import Polls, World
 
-__all__ = ["Meter", "Trainer"]
-
-
-class Meter:
-    """The mean loss since the last line of the log. The sum stays on the device until it is asked for."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.loss, self.steps = torch.zeros((), dtype=torch.float64, device=device), 0
-        self.began = time.perf_counter()
-
-    def add(self, loss: Tensor) -> None:
-        self.loss += loss
-        self.steps += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"loss": self.loss.clone(), "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loss, self.steps = state["loss"].to(self.loss.device), int(state["steps"])
+__all__ = ["Trainer"]
 
 
 @dataclass
@@ -85,17 +68,21 @@ class Trainer:
     evaluated: bool = True  # whether the evaluation that is due at `step`, if one is, has been done
     metrics: dict[str, float] = field(default_factory=dict)
     processes_before: int | None = None  # that saved the checkpoint, where they were more or fewer than now
+    seconds_before: float = 0.0  # that earlier parts of the run took, up to the checkpoint it goes on from
 
     def __post_init__(self) -> None:
+        self.found: dict[str, float] = {}  # what the method has settled by itself, as far as it has been told
         self.movement, self.meter, self.watch = Movement(self.task.model), Meter(self.world.device), LossWatch()
-        self.polls = Polls(self.world)
+        self.polls, self.began = Polls(self.world), time.perf_counter()
 
     # ---- the run ----
 
     def steps(self, resumed_from: int | None) -> Iterator[None]:
         """Train to the end, pausing after each step, so that several runs can take turns on one GPU. Raises `Stopped` after a signal."""
-        began = time.perf_counter()
-        before = {} if self.processes_before is None else {"processes_before": self.processes_before}
+        self.began = time.perf_counter()
+        self.found = self.handle.found
+        before: dict[str, Any] = {} if self.processes_before is None else {"processes_before": self.processes_before}
+        before |= {"found": self.found} if self.found else {}
         self._event("start", resumed_from=resumed_from, steps=self.lengths.total, processes=self.world.size, unit=self.unit, **before)
         try:
             with self._turn():
@@ -117,7 +104,12 @@ class Trainer:
         with self._turn():
             self._export()
         kept = sum(site.kept() for site in sites(self.task.model))  # in the end, for methods whose budget moves
-        self._event("end", metrics=self.metrics, seconds=time.perf_counter() - began, kept=kept)
+        self._event("end", metrics=self.metrics, seconds=self.seconds, kept=kept)
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, with its earlier parts; what a kill has undone does not count."""
+        return self.seconds_before + time.perf_counter() - self.began
 
     def _turn(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.graphs is None else self.graphs.turn()
@@ -176,6 +168,9 @@ class Trainer:
 
     def _after_step(self) -> None:
         last = self.step == self.lengths.total
+        if self.handle.found != self.found:
+            self.found = self.handle.found
+            self._event("found", values=self.found)
         self.evaluated = not (last or self.step % self.lengths.eval_every == 0)
         if last or self.step % self.log_every == 0:
             self._log()
@@ -194,8 +189,7 @@ class Trainer:
 
     def _log(self) -> None:
         loss = float(self.world.total(self.meter.loss)) / self.world.size / self.meter.steps
-        seconds = time.perf_counter() - self.meter.began
-        speed = self.meter.steps * self.step_size / seconds
+        speed = self.meter.steps_per_second() * self.step_size
         self._event("train", loss=loss, lr=self.lr, images_per_second=speed, epoch=self.epoch)
         self._event("sad", **self.movement.look(self.step))
         self.meter = Meter(self.world.device)
@@ -211,7 +205,7 @@ class Trainer:
         if self.step == self.lengths.total:
             self._show(*tasks[-1])
         self.evaluated = True
-        self.meter.began = time.perf_counter() if self.meter.steps == 0 else self.meter.began
+        self.meter.began = time.perf_counter() if self.meter.steps == self.meter.untimed else self.meter.began
 
     def _show(self, task: Task, ema: bool) -> None:
         """Leave something of the evaluation for people to look at."""

@@ -31,6 +31,7 @@ __all__ = [
     "leaves",
     "merge",
     "near",
+    "near_path",
     "read_toml",
     "says",
     "telling",
@@ -42,6 +43,7 @@ Values: TypeAlias = dict[str, Any]
 Origins: TypeAlias = Mapping[str, str]  # by key: "--optim.lr", or "run.toml:12 optim.lr ="
 
 _MAX_FILE = 1_000_000
+_NEAR = 0.75  # of 1: two letters of eight may be others
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
 
 
@@ -100,15 +102,44 @@ def takes_numbers(kind: Any) -> bool:
 
 
 def near(word: str, allowed: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" where something close to `word` is allowed, else nothing. A last part alone is close to its key."""
-    options = list(allowed)
-    close = [o for o in options if o.replace("/", ".").rpartition(".")[2] == word] or difflib.get_close_matches(
-        word, options, n=1, cutoff=0.6
-    )
-    if not close:
-        by_end = difflib.get_close_matches(word.rpartition(".")[2], [o.rpartition(".")[2] for o in options], n=1, cutoff=0.75)
-        close = [o for o in options if by_end and o.rpartition(".")[2] == by_end[0]]
+    """ "; did you mean 'x'?" where something close to `word` is allowed, else nothing.
+
+    Of names in groups (optim.lr, imagenet/resnet50) the last parts are compared: a long group in common makes no two of them alike, and
+    somebody may have forgotten the group or taken another one.
+    """
+    options, (group, last) = list(allowed), _parted(word)
+    parted = {option: _parted(option) for option in options}
+    like = {option: _likeness(last, name, kin=group in ("", its)) for option, (its, name) in parted.items()}
+    close = [option for option in options if option.startswith((f"{word}.", f"{word}/"))]  # a group is typed instead of a name in it
+    close = close or [option for option in options if like[option] == 1]
+    others = [option for option in options if _NEAR <= like[option] < 1]
+    if others:
+        best = max(others, key=lambda option: (parted[option][0] == group, like[option]))
+        if not close or (parted[best][0] == group and group not in {parted[option][0] for option in close}):
+            close.insert(0, best)
     return f"; did you mean {' or '.join(map(repr, close[:3]))}?" if close else ""
+
+
+def near_path(path: Path, siblings: Iterable[Path]) -> str:
+    """As `near`, for a file or folder: the one beside it with a name like its own."""
+    names = {sibling.name: sibling for sibling in siblings}
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=_NEAR)
+    return f"; did you mean {str(names[close[0]])!r}?" if close else ""
+
+
+def _parted(name: str) -> tuple[str, str]:
+    group, _, last = name.rpartition("/" if "/" in name else ".")
+    return group, last
+
+
+def _likeness(typed: str, name: str, *, kin: bool) -> float:
+    """1 for the same letters, else how much of both is the same. `kin`: a word in common (decay of weight_decay) is near enough."""
+    typed, name = (text.lower().replace("-", "_") for text in (typed, name))
+    if typed.replace("_", "") == name.replace("_", ""):
+        return 1.0
+    ours, theirs = set(typed.split("_")), set(name.split("_"))
+    ratio = difflib.SequenceMatcher(None, typed, name).ratio()
+    return max(ratio, _NEAR) if kin and (ours <= theirs or theirs <= ours) else ratio
 
 
 def explain(origins: Origins, key: str, value: Any, problem: str) -> str:
@@ -230,8 +261,8 @@ def read_toml(path: Path) -> tuple[Values, dict[str, str]]:
         text = path.read_bytes().decode()
         values = tomllib.loads(text)
     except FileNotFoundError:
-        siblings = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-        raise ConfigError(f"--config {path}: no such file{near(path.name, siblings)}") from None
+        siblings = path.parent.glob("*.toml") if path.parent.is_dir() else ()
+        raise ConfigError(f"--config {path}: no such file{near_path(path, siblings)}") from None
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

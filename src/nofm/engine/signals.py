@@ -14,8 +14,11 @@ class Stopped(Exception):
     """The run was asked to stop and has written a checkpoint."""
 
     def __init__(self, number: int, step: int) -> None:
-        self.number, self.step = number, step
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; a checkpoint is written, go on with --resume")
+        super().__init__(number, step)
+        self.number, self.step, self.go_on = number, step, "--resume"
+
+    def __str__(self) -> str:
+        return f"stopped by {signal.Signals(self.number).name} after step {self.step}; a checkpoint is written, go on with {self.go_on}"
 
     @property
     def exit_code(self) -> int:

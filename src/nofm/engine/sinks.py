@@ -28,6 +28,8 @@ def scalars(event: dict[str, Any]) -> Iterator[tuple[str, float]]:
     elif event["event"] == "eval":
         group = "eval_ema" if event["ema"] else "eval"
         yield from ((f"{group}/{name}", value) for name, value in event["metrics"].items())
+    elif event["event"] == "found":
+        yield from ((f"found/{name}", value) for name, value in event["values"].items())
     elif event["event"] == "sad":
         yield "sad/total", sum(event["changed"].values())
         yield from ((f"sad/{layer}", count) for layer, count in event["changed"].items())

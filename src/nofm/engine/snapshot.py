@@ -6,12 +6,14 @@ that is saved is needed: a test drops them one by one and sees the resumed run d
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from .. import shards
 from . import chance
@@ -29,6 +31,7 @@ def capture(t: Trainer) -> dict[str, Any]:
     return {
         "progress": {"step": t.step, "evaluated": t.evaluated, "metrics": dict(t.metrics)},
         "sampler": {"position": t.position},
+        "clock": {"seconds": t.seconds},
         "model": _model_state(t.task.model),
         "optimizer": _optimizer_state(t.optimizer, _trained(t)),
         "schedule": _plain(t.schedule.state_dict()),
@@ -41,7 +44,10 @@ def capture(t: Trainer) -> dict[str, Any]:
 
 
 def restore(t: Trainer, state: dict[str, Any], *, allow_change: bool = False) -> None:
-    """Put `state` in its places. The network has been built as for a new run."""
+    """Put `state` in its places. The network has been built as for a new run.
+
+    `allow_change`: the configuration may be another, and then its learning rates and options of the optimizer hold, not the saved ones.
+    """
     count = len(state["processes"])
     if count != t.world.size and not allow_change:
         raise CheckpointError(
@@ -52,9 +58,13 @@ def restore(t: Trainer, state: dict[str, Any], *, allow_change: bool = False) ->
         raise CheckpointError("engine.ema: the checkpoint and the configuration do not agree whether there is a moving average")
     t.step, t.evaluated, t.metrics = state["progress"]["step"], state["progress"]["evaluated"], dict(state["progress"]["metrics"])
     t.position = state["sampler"]["position"]
+    t.seconds_before = state.get("clock", {"seconds": 0.0})["seconds"]  # old checkpoints have none, and a run is worth more than its time
     _load_model(t.task.model, state["model"])
-    _load_optimizer(t.optimizer, _trained(t), state["optimizer"])
-    t.schedule.load_state_dict(state["schedule"])
+    _load_optimizer(t.optimizer, _trained(t), state["optimizer"], own_options=allow_change)
+    if allow_change:
+        _catch_up(t.schedule, min(t.step, t.lengths.total))
+    else:
+        t.schedule.load_state_dict(state["schedule"])
     t.precision.scaler.load_state_dict(state["scaler"])
     t.handle.load_state_dict(state["method"])
     if t.average is not None:
@@ -69,6 +79,14 @@ def restore(t: Trainer, state: dict[str, Any], *, allow_change: bool = False) ->
         # What belongs to single processes cannot be dealt out anew: the log's mean starts afresh, and so does chance.
         t.processes_before = count
         chance.seed_all(t.loader.order.seed, t.world.rank, t.step, 2)
+
+
+def _catch_up(schedule: LRScheduler, steps: int) -> None:
+    """Take a new schedule to where it would be after `steps`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the optimizer's steps, which an earlier process has taken
+        for _ in range(steps):
+            schedule.step()
 
 
 def _plain(value: Any) -> Any:
@@ -113,7 +131,7 @@ def _whole(value: Any) -> Any:
     return shards.whole(value.detach()) if isinstance(value, Tensor) else value
 
 
-def _load_optimizer(optimizer: Optimizer, params: dict[str, nn.Parameter], saved: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: Optimizer, params: dict[str, nn.Parameter], saved: dict[str, Any], own_options: bool) -> None:
     mine = [[name for name, p in params.items() if any(p is q for q in group["params"])] for group in optimizer.param_groups]
     if mine != [list(names) for names in saved["members"]]:
         raise CheckpointError("the optimizer of the checkpoint has other parameters than this network's")
@@ -125,7 +143,7 @@ def _load_optimizer(optimizer: Optimizer, params: dict[str, nn.Parameter], saved
     }
     first = 0
     groups = []
-    for group, names in zip(saved["groups"], mine, strict=True):
+    for group, names in zip(optimizer.param_groups if own_options else saved["groups"], mine, strict=True):
         groups.append({**group, "params": list(range(first, first + len(names)))})
         first += len(names)
     optimizer.load_state_dict({"state": state, "param_groups": groups})

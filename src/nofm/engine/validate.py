@@ -193,10 +193,12 @@ def _pruning(c: RunConfig) -> Complaints:
         yield "sparsity.method.placement", "must be gradient or decoupled with decay auto, which backward does not know"
     if m.allocation == "global" and m.kind in ("set", "rigl", "snfs", "dsr", "deepr"):
         yield "sparsity.method.allocation", f"must be uniform or erk for {m.kind}, which has a budget for each layer"
-    # Defaults of the papers are for runs of theirs; one that a run never comes to would leave it dense without a word.
-    for kind, name, what in (("gmp", "end_at", "sparsity is reached"), ("lottery", "every", "the first training ends")):
+    # Those of the papers are for runs of theirs; one that a run never comes to would leave it dense, or never settled, without a word.
+    must = (("gmp", "end_at", "sparsity is reached"), ("rigl", "end_at", "rewiring ends"), ("lottery", "every", "the first training ends"))
+    for kind, name, what in must:
         if m.kind == kind and getattr(m, name) is None:
-            yield f"sparsity.method.{name}", f"must say when {what}, in {unit}"
+            usual = "" if length is None or kind == "lottery" else f", such as {0.75 * length:g}"
+            yield f"sparsity.method.{name}", f"must say when {what}, in {unit}{usual}"
     last = {"gmp": m.end_at, "lottery": m.every, "srste": m.probe}.get(m.kind)
     if last is not None and length is not None and last > length:
         name = {"gmp": "end_at", "lottery": "every", "srste": "probe"}[m.kind]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ from ..layers import Site, SparseModule, sites
 from ..masks import check_finite, pack, unpack
 from ..sparsify import unwrap
 from .finite import FiniteWatch
+from .memory import Memory
 from .one_pass import OnePass, check_optimizer
 
 __all__ = ["Handle", "Memory", "Method", "OwnedWeight", "Step", "attach"]
@@ -57,6 +58,10 @@ class Method:
         CUDA graph can be replayed for the others. None: a step unlike others, which the host must run itself."""
         return "train"
 
+    def found(self, number: int, memory: Memory) -> dict[str, float]:
+        """What the method has settled by itself after step `number`, by name: options that were left to it."""
+        return {}
+
     def fusible(self) -> bool:
         """Whether what a step does is a `term`, which an optimizer's own pass over the weights can hold."""
         return False
@@ -70,53 +75,6 @@ class Method:
 
     def after_step(self, step: Step) -> None:
         """The optimizer has moved the weights."""
-
-
-class Memory:
-    """What a method knows from one step to the next beside masks. Checkpoints hold all of it.
-
-    tensors  by name, for the method to read, write and replace.
-    learned  parameters of the method's own, which the optimizer trains beside the weights they belong to.
-    """
-
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self.learned: dict[str, nn.Parameter] = {}
-        self.optimizers = optimizers
-
-    def learn(self, site: Site, value: Tensor) -> nn.Parameter:
-        """A new parameter that starts as `value` and trains with the learning rate and weight decay of the site's weight."""
-        name, parameter = f"{site.key}:{len(self.learned)}", nn.Parameter(value)
-        for group in _groups(self.optimizers):
-            if any(param is site.weight for param in group["params"]):
-                group["params"].append(parameter)  # no group of its own, which a scheduler made before would not know
-        self.learned[name] = parameter
-        return parameter
-
-    def forget(self) -> None:
-        """Take the learned parameters out of the optimizers again."""
-        for group in _groups(self.optimizers):
-            group["params"][:] = [param for param in group["params"] if not any(param is mine for mine in self.learned.values())]
-        for optimizer in self.optimizers:
-            for parameter in self.learned.values():
-                optimizer.state.pop(parameter, None)
-        self.learned = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"tensors": dict(self.tensors), "learned": {name: p.detach() for name, p in self.learned.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if unlike := sorted(set(state["learned"]) ^ set(self.learned)):
-            raise OptimizerError(f"this state and the attached method do not learn the same parameters: {unlike[0]} is in one only")
-        for name, tensor in state["tensors"].items():
-            mine = self.tensors.get(name)
-            self.tensors[name] = tensor if mine is None else tensor.to(mine.device, copy=True)
-        for name, tensor in state["learned"].items():
-            self.learned[name].data.copy_(tensor)
-
-
-def _groups(optimizers: Sequence[Optimizer]) -> Iterator[dict[str, Any]]:
-    return (group for optimizer in optimizers for group in optimizer.param_groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +147,18 @@ class Handle:
             )
 
     def __repr__(self) -> str:
-        return f"Handle({self.method}, step={self.step if self._drivers else 0}, {len(self._sites)} sparse weights)"
+        found = "".join(f", {name} found: {value:.3g}" for name, value in self.found.items())
+        return f"Handle({self.method}, step={self.step}, {len(self._sites)} sparse weights{found})"
 
     @property
     def step(self) -> int:
         """Steps taken, by the optimizer that has taken most."""
-        return max(driver.number for driver in self._drivers)
+        return max((driver.number for driver in self._drivers), default=0)
+
+    @property
+    def found(self) -> dict[str, float]:
+        """What the method has settled by itself so far: {"decay": 0.0012} after the search of `SRSTE(decay="auto")`."""
+        return self.method.found(self.step, self.memory)
 
     @property
     def unfused(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, get_args
 
 from ..errors import OptimizerError
 
-__all__ = ["Allocation", "allocate", "check_allocation", "check_share", "check_weight", "check_whole", "shares"]
+__all__ = ["Allocation", "allocate", "check_allocation", "check_given", "check_share", "check_weight", "check_whole", "shares"]
 
 Allocation: TypeAlias = Literal["uniform", "erk"]
 
@@ -80,6 +80,13 @@ def check_whole(name: str, value: object, least: int = 0) -> None:
     """Raise unless `value` is a whole number, `least` or more: a step, a number of steps, a seed."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise OptimizerError(f"{name}={value!r} must be a whole number, {least} or more")
+
+
+def check_given(method: object, name: str, meaning: str) -> None:
+    """Raise where a length that only the loop knows was left out. Those of the papers are for runs of theirs: in a shorter one a method
+    would not come to what it is for, without a word."""
+    if not getattr(method, name):
+        raise OptimizerError(f"{type(method).__name__} needs {name}: {meaning}")
 
 
 def check_weight(name: str, value: object) -> None:

@@ -19,7 +19,7 @@ from ..layers import Site
 from ..masks import check_finite
 from ..schedules import cubic
 from .base import Memory, Method, Step
-from .budget import check_share, check_whole
+from .budget import check_given, check_share, check_whole
 from .pruning import Pool, check_pool, keep_zero_, on_the_way, owned_of, put_on_, set_budget, stored_masks, strongest, whole_weights
 
 __all__ = ["GMP"]
@@ -31,7 +31,7 @@ class GMP(Method):
 
     sparsity    share of all sparse weights that is pruned in the end, s_f.
     begin_at    the step from which sparsity rises; the network is dense until then.
-    end_at      the step at which it is reached, exactly.
+    end_at      the step at which it is reached, exactly. Must be given: only the loop knows how long it is.
     every       steps between two prunings (the paper: 100 to 1000).
     allocation  "uniform": the same s_t in every layer (Zhu & Gupta). "erk": each layer goes to its own share (see `budget`).
                 "global": the smallest weights of the whole network go first.
@@ -44,13 +44,14 @@ class GMP(Method):
 
     sparsity: float = 0.9
     begin_at: int = 0
-    end_at: int = 10_000
+    end_at: int = 0  # must be given
     every: int = 100
     allocation: Pool = "uniform"
 
     def __post_init__(self) -> None:
         check_share("sparsity", self.sparsity)
         check_whole("begin_at", self.begin_at)
+        check_given(self, "end_at", "the step at which its sparsity is reached, such as three quarters of the steps that you train")
         check_whole("end_at", self.end_at, least=1)
         check_whole("every", self.every, least=1)
         check_pool(self.allocation)

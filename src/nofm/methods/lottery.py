@@ -22,7 +22,7 @@ from ..layers import Site
 from ..masks import check_finite
 from . import pruning
 from .base import Memory, Method, Step
-from .budget import check_share, check_whole
+from .budget import check_given, check_share, check_whole
 from .pruning import Pool
 
 __all__ = ["LotteryTicket"]
@@ -35,7 +35,7 @@ class LotteryTicket(Method):
     sparsity    share of all sparse weights that is pruned in the end.
     rounds      in how many prunings; each takes the same share p of what is left: (1 - p)^rounds = 1 - sparsity. The papers prune
                 20 % a round, which is 7 rounds for 80 % and 13 for 95 %.
-    every       T: steps of the first training.
+    every       T: steps of the first training. Must be given.
     rewind_to   k: the step to go back to, 0 for the start. Frankle et al. need a few hundred for residual networks.
     allocation  "global" (the papers, for deep networks): the smallest of the whole network. "uniform", "erk": of each layer.
 
@@ -47,13 +47,14 @@ class LotteryTicket(Method):
 
     sparsity: float = 0.9
     rounds: int = 7
-    every: int = 10_000
+    every: int = 0  # must be given
     rewind_to: int = 0
     allocation: Pool = "global"
 
     def __post_init__(self) -> None:
         check_share("sparsity", self.sparsity)
         check_whole("rounds", self.rounds, least=1)
+        check_given(self, "every", "the steps of its first training; all together it trains every + rounds * (every - rewind_to) steps")
         check_whole("every", self.every, least=1)
         check_whole("rewind_to", self.rewind_to)
         pruning.check_pool(self.allocation)

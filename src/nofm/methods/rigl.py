@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .. import shards, ste
 from ..schedules import cosine
 from .base import Step
-from .budget import check_whole
+from .budget import check_given, check_whole
 from .rewiring import Rewiring, alive, best
 
 __all__ = ["RigL"]
@@ -28,9 +28,10 @@ class RigL(Rewiring):
     in every step, so a loop that clips its norm clips by the dense one; the optimizer sees that of A only.
     """
 
-    end_at: int = 25_000
+    end_at: int = 0  # must be given
 
     def __post_init__(self) -> None:
+        check_given(self, "end_at", "the step from which on its masks stay, about three quarters of the steps that you train")
         check_whole("end_at", self.end_at, least=1)
         super().__post_init__()
 

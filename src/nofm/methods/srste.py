@@ -100,6 +100,9 @@ class SRSTE(Method):
             return None
         return "dense" if number < self.begin_at else "train"
 
+    def found(self, number: int, memory: Memory) -> dict[str, float]:
+        return {"decay": flips.decay_of(memory)} if self.decay == "auto" and not self._probes(number + 1) else {}
+
     def _probes(self, number: int) -> bool:
         return self.decay == "auto" and number <= (self.probe or flips.PROBE)
 

@@ -139,4 +139,6 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _part(key: str, value: Any) -> list[str]:
     if value is None:
         return []
+    if value == "1:1":
+        return ["unstructured"]
     return [value] if isinstance(value, str) else [f"{key.rpartition('.')[2]}={value}"]

@@ -49,7 +49,8 @@ def layer_tables(groups: Sequence[Group]) -> list[dict[str, Any]]:
         macs = {row["name"]: row for row in table["cost"].get("layers", ())}
         columns = ((layer, macs.get(layer.name, {})) for layer in table["run"].layers)
         table["rows"] = [{"layer": layer, "macs": big(row.get("macs")), "macs_kept": big(row.get("macs_sparse"))} for layer, row in columns]
-        table["has_macs"], table["total"] = bool(macs), _total(table["cost"])
+        whole = any(layer.unstructured for layer in table["run"].layers)  # when the cost was counted
+        table["has_macs"], table["total"] = bool(macs), [] if whole else _total(table["cost"])
         table["title"] = ", ".join(table["labels"]) if len(tables) > 1 else ""
     return list(tables.values())
 

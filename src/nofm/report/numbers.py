@@ -66,22 +66,29 @@ def computes_dense(run: Run) -> bool:
 
 
 def cost_of(run: Run) -> dict[str, float]:
-    """Weights of the listed layers and multiply-adds, all of them and those the network computes with. A tied layer counts once."""
+    """Weights of the listed layers, those of the sparse ones among them, and multiply-adds: all, and what the network computes with
+    in the end. A tied layer counts once."""
     counted = [layer for layer in run.layers if not layer.note.startswith("tied")]
-    weights = sum(layer.weights for layer in counted)
-    cost: dict[str, float] = {"weights": weights, "weights_kept": weights if computes_dense(run) else _kept(run, counted)}
-    if run.info["cost"] is not None and {"macs", "macs_sparse"} <= run.info["cost"].keys():
+    sparse = [layer for layer in counted if layer.pattern]
+    weights, sparse_weights = (sum(layer.weights for layer in layers) for layers in (counted, sparse))
+    pruned = 0 if computes_dense(run) else sparse_weights - _kept(run, sparse)
+    cost: dict[str, float] = {
+        "weights": weights,
+        "weights_kept": weights - pruned,
+        "sparse_weights": sparse_weights,
+        "sparse_weights_kept": sparse_weights - pruned,
+    }
+    counts = run.info["cost"] is not None and {"macs", "macs_sparse"} <= run.info["cost"].keys()
+    if counts and (computes_dense(run) or not any(layer.unstructured for layer in sparse)):  # of those the start says nothing
         macs = run.info["cost"]["macs"]
         cost |= {"macs": macs, "macs_kept": macs if computes_dense(run) else run.info["cost"]["macs_sparse"]}
     return cost
 
 
-def _kept(run: Run, counted: Sequence[Layer]) -> int:
-    """Of `counted` layers: as the end of the run says, for methods that prune on the way, or else as its beginning does."""
-    at_first = sum(layer.kept for layer in counted)
-    sparse = sum(layer.kept for layer in counted if layer.pattern)
+def _kept(run: Run, sparse: Sequence[Layer]) -> int:
+    """Of sparse layers: as the end of the run says, for methods that prune on the way, or else as its beginning does."""
     ends = [event.data["kept"] for event in run.of("end") if "kept" in event.data]
-    return at_first - sparse + int(ends[-1]) if ends else at_first
+    return int(ends[-1]) if ends else sum(layer.kept for layer in sparse)
 
 
 def document(groups: Sequence[Group], names: Mapping[Path, str], shapes: dict[str, list[LayerShapes]]) -> dict[str, Any]:
@@ -136,6 +143,8 @@ def _run(run: Run, label: str, metrics: Sequence[str], names: Mapping[Path, str]
         "sad": total_sad(run),
         "sad_by_layer": curves.sad_by_layer(run),
         "flip_rate": mean_flip_rate(run),
+        "found": run.found,
+        "kept": cost_of(run),
         **{key: run.info[key] for key in keys},
         "layers": [asdict(layer) for layer in run.layers],
         "curves": [{"curve": name, "layer": layer, "steps": list(c), "values": list(c.values())} for name, layer, c in _curves_of(run)],

@@ -26,7 +26,7 @@ def drawn(groups: Sequence[Group]) -> bytes:
 
     runs = [run for group in groups for run in group.runs]
     metric = next(iter(curves.metric_names(runs)), None)
-    patterns = ", ".join(dict.fromkeys(layer.pattern for run in runs for layer in run.layers if layer.pattern))
+    patterns = ", ".join(dict.fromkeys(layer.words for run in runs for layer in run.layers if layer.pattern))
     with matplotlib.rc_context({"text.parse_math": False}):
         figure: Any = Figure(figsize=(7, 7), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)

@@ -37,6 +37,7 @@ _EVENT_KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "start": {"resumed_from": (int, type(None))},
     "train": {"loss": _NUMBER},
     "eval": {"metrics": (dict,)},
+    "found": {"values": (dict,)},
     "sad": {"since": (int,), "changed": (dict,), "weights": (int,)},
     "end": {"metrics": (dict,), "seconds": _NUMBER},
     "error": {"message": (str,)},
@@ -64,6 +65,16 @@ class Layer:
     groups: int
     kept: int
     note: str
+
+    @property
+    def unstructured(self) -> bool:
+        """Whether its method prunes anywhere: then the layer was whole when the table was made, and its groups say nothing."""
+        return self.pattern == "1:1"
+
+    @property
+    def words(self) -> str:
+        """Its pattern as a reader wants it."""
+        return "unstructured" if self.unstructured else self.pattern
 
     @property
     def weights(self) -> int:
@@ -110,6 +121,11 @@ class Run:
         return next((words[event.kind] for event in reversed(self.events) if event.kind in words), "unfinished")
 
     @property
+    def found(self) -> dict[str, float]:
+        """What its method has settled by itself, by the name of the option that was left to it."""
+        return {name: value for event in self.of("found") for name, value in event.data["values"].items()}
+
+    @property
     def seconds(self) -> float | None:
         """How long it took, as its end says."""
         return next((event.data["seconds"] for event in reversed(self.of("end"))), None)
@@ -124,6 +140,9 @@ def load(folder: Path) -> Run:
     layers = tuple(_layer(folder / "run.json", index, row) for index, row in enumerate(info["layers"]))
     events, notices = _events(folder / "events.jsonl")
     _check_sad(folder / "events.jsonl", events, {layer.name for layer in layers})
+    for event in events:
+        if event.kind == "found":
+            _check(folder / "events.jsonl", event.line, event.data["values"], dict.fromkeys(event.data["values"], (int, float)), "values.")
     counting = resumed(events)
     if not any(event.kind in ("train", "eval", "sad") for event in counting):
         raise ReportError(folder / "events.jsonl", "no train, eval or sad event yet, so there is nothing to report")

@@ -15,9 +15,12 @@ from .numbers import computes_dense, cost_of, mean_flip_rate, total_sad
 from .read import Run
 from .units import NONE, Unit, big, duration, plus_minus, rate
 
-__all__ = ["comparison", "focus", "head", "kept_share", "learning", "movement"]
+__all__ = ["KEPT", "comparison", "focus", "head", "kept_share", "learning", "movement"]
 
 Units = Mapping[str, Unit]
+
+# Two shares of weights, which a reader must not take for each other: which layers are counted, and their key in `cost_of`.
+KEPT = {"sparse": "sparse_weights", "all": "weights"}
 
 
 # ---- what was run, and what came out ----
@@ -27,7 +30,7 @@ def head(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> dict[
     """The first screen: what was run, and the numbers of the best configuration."""
     runs = [run for group in groups for run in group.runs]
     lead, baseline = _lead(groups, metrics)
-    patterns = ", ".join(dict.fromkeys(layer.pattern for run in runs for layer in run.layers if layer.pattern))
+    patterns = ", ".join(dict.fromkeys(layer.words for run in runs for layer in run.layers if layer.pattern))
     hardware = dict.fromkeys(str(run.info["hardware"].get("name") or run.info["hardware"].get("device") or "") for run in runs)
     many = f"{len(groups)} configurations, " if len(groups) > 1 else ""
     what = [
@@ -83,11 +86,10 @@ def _metric_tiles(lead: Group, baseline: Group | None, metrics: Sequence[str], u
 
 def _cost_tiles(lead: Group) -> list[dict[str, str]]:
     cost = cost_of(lead.runs[0])
-    kept = 100 * cost["weights_kept"] / max(1, cost["weights"])
-    tiles = [_tile("weights kept", f"{kept:.1f}", "%", f"{big(cost['weights_kept'])} of {big(cost['weights'])}")]
+    of_all = f"{_share(cost, 'weights')} % of all layers, {big(cost['weights_kept'])} of {big(cost['weights'])}"
+    tiles = [_tile("kept in sparse layers", _share(cost, "sparse_weights"), "%" if cost["sparse_weights"] else "", of_all)]
     if "macs" in cost:
-        kept = 100 * cost["macs_kept"] / max(1, cost["macs"])
-        tiles.append(_tile("multiply-adds kept", f"{kept:.1f}", "%", f"{big(cost['macs_kept'])} of {big(cost['macs'])}"))
+        tiles.append(_tile("multiply-adds kept", _share(cost, "macs"), "%", f"{big(cost['macs_kept'])} of {big(cost['macs'])}"))
     if (flips := lead.stat(mean_flip_rate)) is not None:
         tiles.append(_tile("flip rate", rate(flips.mean), "%", "of sparse weights a step"))
     return tiles
@@ -106,25 +108,35 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
             name = f"{which} {unit.words}" + (f", {unit.unit}" if unit.unit else "")
             columns.append((name, partial(_metric_cell, which, metric, unit)))
     columns += [
-        ("weights kept", kept_share),
+        *((f"weights kept in {which} layers", partial(kept_share, of)) for which, of in KEPT.items()),
         ("SAD, whole run", lambda group: _with_spread(group.stat(total_sad), big)),
         ("flip rate, % a step", lambda group: _flips(group.stat(mean_flip_rate))),
         ("time a run", lambda group: duration(found.mean if (found := group.stat(lambda run: run.seconds)) else None)),
     ]
+    for name in dict.fromkeys(name for group in groups for run in group.runs for name in run.found):
+        columns.append((f"{name} found", partial(_found_cell, name)))
     rows = [
         {"colour": series_colour(i), "label": group.label, "cells": [cell(group) for _, cell in columns]} for i, group in enumerate(groups)
     ]
     return {"header": ["configuration", *(name for name, _ in columns)], "rows": rows, "picture": _run_by_run(groups, metrics, units)}
 
 
-def kept_share(group: Group) -> str:
-    """The share of the weights that the networks of a group compute with."""
-    cost = cost_of(group.runs[0])
-    return f"{100 * cost['weights_kept'] / max(1, cost['weights']):.1f} %"
+def kept_share(of: str, group: Group) -> str:
+    """The share of the weights that the networks of a group compute with, `of` a value of `KEPT`."""
+    share = _share(cost_of(group.runs[0]), of)
+    return share if share == NONE else f"{share} %"
+
+
+def _share(cost: Mapping[str, float], of: str) -> str:
+    return f"{100 * cost[f'{of}_kept'] / cost[of]:.1f}" if cost[of] else NONE
 
 
 def _metric_cell(which: str, metric: str, unit: Unit, group: Group) -> str:
     return unit.stat(group.stat(partial(curves.final if which == "final" else curves.best, metric=metric)))
+
+
+def _found_cell(name: str, group: Group) -> str:
+    return _with_spread(group.stat(lambda run: run.found.get(name)), lambda value: NONE if value is None else f"{value:.2g}")
 
 
 def _seeds(group: Group) -> str:

@@ -10,7 +10,7 @@ from . import curves
 from .compare import group_runs
 from .numbers import total_sad
 from .read import load
-from .sections import kept_share
+from .sections import KEPT, kept_share
 from .units import NONE, plus_minus, unit_of
 
 __all__ = ["table"]
@@ -21,13 +21,14 @@ def table(runs: Sequence[Path | str]) -> str:
     groups = group_runs([load(Path(run)) for run in runs])
     metric = next(iter(curves.metric_names(run for group in groups for run in group.runs)), None)
     unit = None if metric is None else unit_of(metric)
-    rows = [["", "seeds", "" if unit is None else f"final {unit.words} {unit.unit}".strip(), "weights kept", "mask movement (SAD)"]]
+    kept = [f"kept in {which} layers" for which in KEPT]
+    rows = [["", "seeds", "no metric yet" if unit is None else f"final {unit.words} {unit.unit}".strip(), *kept, "mask movement (SAD)"]]
     for group in groups:
         final = NONE if metric is None or unit is None else unit.stat(group.stat(partial(curves.final, metric=metric)))
         sad = group.stat(total_sad)
         moved = NONE if sad is None else plus_minus(sad, lambda value: f"{value:,.0f}")
         seeds = len(group.finished) if len(group.finished) == len(group.runs) else f"{len(group.finished)} of {len(group.runs)}"
-        rows.append([group.label, str(seeds), final, kept_share(group), moved])
+        rows.append([group.label, str(seeds), final, *(kept_share(of, group) for of in KEPT.values()), moved])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip() for row in rows]
     spread = any(len(group.finished) > 1 for group in groups)

@@ -51,7 +51,7 @@ def build_model(name: str, classes: int, channels: int, *, pretrained: bool = Fa
 
 
 def _unknown(home: str, model: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(model, known, n=3)
+    close = difflib.get_close_matches(model, known, n=3, cutoff=0.75)
     hint = f"; did you mean {' or '.join(repr(f'{home}/{name}') for name in close)}?" if close else ""
     return f"model.name = {home}/{model}: {home} has no such model; it has {len(known)} others{hint}"
 

@@ -1,0 +1,61 @@
+"""What a method knows from one step to the next beside masks. Methods are frozen values, so it lies here, and checkpoints hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import OptimizerError
+from ..layers import Site
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """Two kinds of things, and a checkpoint holds all of both.
+
+    tensors  by name, for the method to read, write and replace.
+    learned  parameters of the method's own, which the optimizer trains beside the weights they belong to.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.learned: dict[str, nn.Parameter] = {}
+        self.optimizers = optimizers
+
+    def learn(self, site: Site, value: Tensor) -> nn.Parameter:
+        """A new parameter that starts as `value` and trains with the learning rate and weight decay of the site's weight."""
+        name, parameter = f"{site.key}:{len(self.learned)}", nn.Parameter(value)
+        for group in _groups(self.optimizers):
+            if any(param is site.weight for param in group["params"]):
+                group["params"].append(parameter)  # no group of its own, which a scheduler made before would not know
+        self.learned[name] = parameter
+        return parameter
+
+    def forget(self) -> None:
+        """Take the learned parameters out of the optimizers again."""
+        for group in _groups(self.optimizers):
+            group["params"][:] = [param for param in group["params"] if not any(param is mine for mine in self.learned.values())]
+        for optimizer in self.optimizers:
+            for parameter in self.learned.values():
+                optimizer.state.pop(parameter, None)
+        self.learned = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": dict(self.tensors), "learned": {name: p.detach() for name, p in self.learned.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if unlike := sorted(set(state["learned"]) ^ set(self.learned)):
+            raise OptimizerError(f"this state and the attached method do not learn the same parameters: {unlike[0]} is in one only")
+        for name, tensor in state["tensors"].items():
+            mine = self.tensors.get(name)
+            self.tensors[name] = tensor if mine is None else tensor.to(mine.device, copy=True)
+        for name, tensor in state["learned"].items():
+            self.learned[name].data.copy_(tensor)
+
+
+def _groups(optimizers: Sequence[Optimizer]) -> Iterator[dict[str, Any]]:
+    return (group for optimizer in optimizers for group in optimizer.param_groups)

@@ -1,0 +1,137 @@
+"""What a run tells people on its way, in its events and on a terminal: nothing that is not so, and nothing in checkpoints alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import SMALL, changed
+
+from nofm.cli.progress import Bar, Lines
+from nofm.engine.checkpoint import Store
+from nofm.engine.config import RunConfig
+from nofm.engine.meter import Meter
+from nofm.engine.signals import Stopped, StopRequest
+from nofm.engine.train import train
+from nofm.report import write_report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads_as_before():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def lines_of(config: RunConfig, out: Path, **options: Any) -> list[str]:
+    """Train, and return what a pipe would have shown."""
+    stream = io.StringIO()
+    train(config, out, sinks=[Lines(out, stream)], **options)
+    return stream.getvalue().splitlines()
+
+
+def stopped_at(config: RunConfig, out: Path, step: int) -> None:
+    """Train until a signal comes at `step`, which must be one with a line of the log."""
+    request = StopRequest()
+
+    class Listener:
+        def log(self, event):
+            if event["event"] == "train" and event["step"] == step:
+                request(signal.SIGTERM, None)
+
+        def close(self):
+            pass
+
+    with pytest.raises(Stopped):
+        train(config, out, sinks=[Listener()], stop=request)
+
+
+def events(out: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for line in (out / "events.jsonl").read_text().splitlines() if (event := json.loads(line))["event"] == kind]
+
+
+# ---- what a method finds by itself ----
+
+AUTO = changed(SMALL, sparsity={"method": SMALL.sparsity.method.__class__(kind="srste", decay="auto", probe=8)}, engine={"log_every": 3})
+
+
+def test_the_lambda_that_is_found_is_told(tmp_path):
+    out = tmp_path / "run"
+    lines = lines_of(AUTO, out)
+    (found,) = events(out, "found")
+    decay = float(Store(out / "checkpoints").load()["method"]["memory"]["tensors"]["decay"])
+    assert (found["step"], found["values"]) == (8, {"decay": decay})
+    assert f"step 8  found  decay {decay:.3g}" in lines
+    assert [f"decay {decay:.2g}" in line for line in lines if re.match(r"step \d+  loss", line)] == [False, False, True, True]
+    page = write_report([out], tmp_path / "page.html")
+    assert '<th scope="col">decay found</th>' in page.read_text()
+    assert f"{decay:.2g}" in page.read_text()
+    assert json.loads((tmp_path / "page.json").read_text())["runs"][0]["found"] == {"decay": decay}
+
+
+def test_a_resumed_run_knows_what_was_found(tmp_path):
+    stopped_at(AUTO, tmp_path / "run", 9)
+    lines = lines_of(AUTO, tmp_path / "run", resume=True)
+    (found,) = events(tmp_path / "run", "found")
+    assert events(tmp_path / "run", "start")[-1]["found"] == found["values"]
+    assert [f"decay {found['values']['decay']:.2g}" in line for line in lines if re.match(r"step \d+  loss", line)] == [True]
+
+
+# ---- how long it took ----
+
+
+@pytest.mark.parametrize("earlier", [1000.0, None], ids=["as a checkpoint says", "an old checkpoint, which says nothing"])
+def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(earlier, tmp_path):
+    out = tmp_path / "run"
+    stopped_at(SMALL, out, 8)
+    store = Store(out / "checkpoints")
+    state = store.load()
+    assert state["clock"]["seconds"] > 0
+    state.pop("clock")
+    store.save(8, state if earlier is None else state | {"clock": {"seconds": earlier}})
+    store.close()
+    began = time.perf_counter()
+    train(SMALL, out, resume=True)
+    took = time.perf_counter() - began
+    (end,) = events(out, "end")
+    at_the_last_checkpoint = Store(out / "checkpoints").load()["clock"]["seconds"]
+    assert (earlier or 0) < at_the_last_checkpoint < end["seconds"] < (earlier or 0) + took
+    train(SMALL, out, resume=True)  # over already: nothing is done again
+    assert events(out, "end")[-1]["seconds"] > at_the_last_checkpoint
+
+
+def test_the_speed_after_a_resume_is_of_the_steps_since():
+    meter = Meter(torch.device("cpu"))
+    meter.load_state_dict({"loss": torch.zeros((), dtype=torch.float64), "steps": 18})
+    meter.began -= 1000
+    for _ in range(2):
+        meter.add(torch.ones(()))
+    assert meter.steps == 20
+    assert 1 / 1000 < meter.steps_per_second() <= 2 / 1000
+
+
+# ---- the metric ----
+
+
+def test_a_line_between_evaluations_does_not_repeat_the_last_one(tmp_path):
+    lines = lines_of(changed(SMALL, engine={"log_every": 2}), tmp_path / "run")
+    assert [line.split("  ")[0] for line in lines if "accuracy" in line and not line.startswith("done")] == ["step 6", "step 12"]
+    assert sum("loss" in line and "images/s" in line for line in lines) == 6
+
+
+def test_a_bar_says_of_which_step_its_metric_is(tmp_path):
+    bar = Bar(tmp_path)
+    try:
+        bar.log({"event": "start", "step": 0, "resumed_from": None, "steps": 12})
+        bar.log({"event": "eval", "step": 6, "metrics": {"accuracy": 71.25}, "ema": False})
+        bar.log({"event": "train", "step": 8, "loss": 1.0, "lr": 0.1, "images_per_second": 5.0})
+        assert "accuracy 71.25 at step 6" in bar._progress.tasks[0].fields["words"]
+    finally:
+        bar.close()
