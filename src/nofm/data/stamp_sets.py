@@ -12,6 +12,7 @@ import json
 import zipfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -142,7 +143,7 @@ def read_pack(path: str | Path) -> FlowArrays:
     if len(ends) != 2 * len(layers) or len(motions) != len(layers) or not len(layers) or ends[-1] != len(raw):
         raise DataError(f"{path}: {len(ends)} frames, {len(layers)} fields and {len(motions)} motions do not make pairs")
     with ThreadPoolExecutor() as pool:  # both let go of the interpreter
-        decoded = pool.map(lambda each: _decoded(path, *each, layers.shape[1:]), enumerate(pieces))
+        decoded = pool.map(partial(_decoded, path, layers.shape[1:]), range(len(pieces)), pieces)
         frames = torch.from_numpy(np.stack(list(decoded))).permute(0, 3, 1, 2)
         flow = torch.from_numpy(np.stack(list(pool.map(lambda each: _int16(flow_of(*each)), zip(layers, motions, strict=True)))))
     return FlowArrays(frames[0::2].contiguous(), frames[1::2].contiguous(), flow.permute(0, 3, 1, 2).contiguous())
@@ -164,7 +165,7 @@ def shared_pack(path: str | Path, device: torch.device) -> FlowArrays:
     return pairs
 
 
-def _decoded(path: str | Path, number: int, piece: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def _decoded(path: str | Path, shape: tuple[int, ...], number: int, piece: NDArray[np.uint8]) -> NDArray[np.uint8]:
     from PIL import Image
 
     try:
