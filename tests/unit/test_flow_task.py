@@ -15,6 +15,7 @@ from torchvision.models.optical_flow import raft, raft_large
 
 import nofm
 from nofm.tasks.flow import OpticalFlow, build_flow_model, pad_to_8, sequence_loss
+from nofm.tasks.raft import Correlation
 
 DECAY = 2e-4
 NO_GROUPS = ["feature_encoder.convnormrelu.0", "context_encoder.convnormrelu.0", "update_block.motion_encoder.convflow1.0"]
@@ -191,6 +192,41 @@ def test_refinements_and_gradients_are_torchvisions_bit_for_bit(name):
 def test_raft_large_has_the_size_of_torchvisions():
     assert sum(p.numel() for p in build_flow_model("raft_large").parameters()) == 5_257_536
     assert list(build_flow_model("raft_large").state_dict()) == list(raft_large().state_dict())
+
+
+def nodes_of(tensor: Tensor) -> set[str]:
+    """The operations that a gradient goes back through."""
+    waiting, names = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        names.add(type(node).__name__)
+        waiting += [parent for parent, _ in node.next_functions if parent is not None]
+    return names
+
+
+@pytest.mark.parametrize("size", [(16, 17), (2, 3)])
+def test_look_ups_in_one_order_have_the_same_gradient(size):
+    """Points in the middle, on whole pixels, over the edges and far outside."""
+    generator = torch.Generator().manual_seed(0)
+    coords = torch.rand(2, 2, *size, generator=generator) * 40 - 12
+    coords[0] = coords[0].round()
+    weigh = torch.randn(2, 49, *size, generator=generator)
+    found = []
+    for in_order in (False, True):
+        block = Correlation(num_levels=1, radius=3)
+        volume = torch.randn(2 * size[0] * size[1], 1, *size, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        block.corr_pyramid = [volume]
+        torch.use_deterministic_algorithms(in_order)
+        try:
+            looked_up = block.look_up(coords, block.window(coords.device))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert ("_SampledInOrderBackward" in nodes_of(looked_up)) == in_order
+        (looked_up * weigh).sum().backward()
+        found.append((looked_up.detach(), volume.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1].abs().max() > 1
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=1e-4)
 
 
 class MadeElsewhere(TorchDispatchMode):

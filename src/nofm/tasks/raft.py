@@ -44,7 +44,7 @@ class Correlation(raft.CorrBlock):
         centre_N112 = coords_B2HW.permute(0, 2, 3, 1).reshape(-1, 1, 1, 2)
         levels = []
         for volume in self.corr_pyramid:
-            found = grid_sample(volume, centre_N112 + window_1SS2, align_corners=True, mode="bilinear")
+            found = _sampled(volume, centre_N112 + window_1SS2)
             levels.append(found.view(batch, height, width, -1))
             centre_N112 = centre_N112 / 2
         return torch.cat(levels, dim=-1).permute(0, 3, 1, 2).contiguous()
@@ -52,6 +52,44 @@ class Correlation(raft.CorrBlock):
     def forget(self) -> None:
         """Drop the pyramid: it is large, part of an autograd graph, and of no use after the forward."""
         self.corr_pyramid: list[Tensor] = []
+
+
+def _sampled(volume_N1HW: Tensor, point_NSS2: Tensor) -> Tensor:
+    """Bilinear samples (N, 1, S, S), 0 outside."""
+    if torch.are_deterministic_algorithms_enabled():
+        found: Tensor = _SampledInOrder.apply(volume_N1HW, point_NSS2)  # type: ignore[no-untyped-call]
+        return found
+    sampled: Tensor = grid_sample(volume_N1HW, point_NSS2, align_corners=True, mode="bilinear")
+    return sampled
+
+
+class _SampledInOrder(torch.autograd.Function):
+    """The same samples; their gradient is added up in one order, which torch's own is not on a GPU.
+
+    The points of a window are a grid, x going along its first axis and y along its second, so that samples are Y V X' with matrices of
+    linear interpolation, and the gradient of V is a product of matrices too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, volume_N1HW: Tensor, point_NSS2: Tensor) -> Tensor:
+        ctx.save_for_backward(point_NSS2)
+        ctx.size = volume_N1HW.shape[-2:]
+        sampled: Tensor = grid_sample(volume_N1HW, point_NSS2, align_corners=True, mode="bilinear")
+        return sampled
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (point_NSS2,) = ctx.saved_tensors
+        height, width = ctx.size
+        x_NSW = _shares(point_NSS2[:, :, 0, 0], width)
+        y_NSH = _shares(point_NSS2[:, 0, :, 1], height)
+        gradient_NHW = y_NSH.transpose(1, 2) @ gradients[0][:, 0].transpose(1, 2) @ x_NSW
+        return gradient_NHW[:, None], None
+
+
+def _shares(at_NS: Tensor, size: int) -> Tensor:
+    """How much of each of `size` places is in a sample, (N, S, size)."""
+    return (1 - (at_NS[..., None] - torch.arange(size, device=at_NS.device)).abs()).clamp(min=0)
 
 
 class Raft(raft.RAFT):
