@@ -57,7 +57,7 @@ class Correlation(raft.CorrBlock):
 def _sampled(volume_N1HW: Tensor, point_NSS2: Tensor) -> Tensor:
     """Bilinear samples (N, 1, S, S), 0 outside."""
     if torch.are_deterministic_algorithms_enabled():
-        found: Tensor = _SampledInOrder.apply(volume_N1HW, point_NSS2)  # type: ignore[no-untyped-call]
+        found: Tensor = _SampledInOrder.apply(volume_N1HW, point_NSS2)
         return found
     sampled: Tensor = grid_sample(volume_N1HW, point_NSS2, align_corners=True, mode="bilinear")
     return sampled
