@@ -8,6 +8,10 @@
 The data are a folder in COCO's format with the splits train and val, and test where there is one (see nofm/data/coco.py). What makes the
 network sparse are the two lines marked with <--: the first convolution and the layers that predict stay dense. All steps of a run are taken
 and the last weights are measured: nothing is chosen by val or test. The defaults are sized for one GPU.
+
+A step of a detector is thousands of small operations whose number depends on what is found, so it waits for the host and leaves a GPU idle.
+Seeds of one command run one after another; several processes share a GPU better:
+    for seed in 0 1 2; do python examples/detection.py --data PATH/bccd --seeds $seed --out bccd-$seed.json & done; wait
 """
 
 from __future__ import annotations

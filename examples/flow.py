@@ -5,9 +5,9 @@
     python examples/flow.py --sources packages --pairs 2000 --workers 16 ...      # render the pairs first (see make_stamps.py)
     python examples/flow.py --chairs /data/FlyingChairs --crop 368 496 --steps 100000 --batch 10 --workers 12 ...
 
-The default of 3,000 steps is sized for one GPU. Every convolution is sparse as in the paper, but for those whose input
-channels the pattern does not divide: the two that read frames (3 channels) and the one that reads flow (2), for M = 8 also the
-one that reads 324 correlations. They stay dense and are printed.
+The defaults are sized for one GPU; the recipe flow/stamps has smaller crops (--crop 160 224 --batch 8 --steps 5000). Every convolution is
+sparse as in the paper, but for those whose input channels the pattern does not divide: the two that read frames (3 channels) and the one
+that reads flow (2), for M = 8 also the one that reads 324 correlations. They stay dense and are printed.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
-from pycocotools import mask as coco_mask
 
 CATEGORIES = [{"id": 17, "name": "disc"}, {"id": 3, "name": "rectangle"}]
 COLOURS = {3: (220, 60, 40), 17: (40, 90, 220)}

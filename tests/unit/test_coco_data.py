@@ -268,6 +268,15 @@ def test_batches_are_a_function_of_seed_and_step(root, options):
     assert not same(plain[0], next(loader(root, seed=6).keys(0)))
 
 
+def test_pixels_lie_on_the_device_and_boxes_with_the_host(root):
+    """Or every box that is clamped or left out would make the host wait. A device that is not the CPU stands for a GPU."""
+    sets = [read_coco(root, split) for split in ("train", "val")]
+    kept = CocoLoader(*sets, Order(6, 2, 0), augment=Augment(scale=(0.8, 1.2)), resident=True, device=torch.device("meta"))
+    for batch in (next(kept.keys(0)), next(iter(kept.test()))):
+        assert {image.device.type for image in batch["image"]} == {"meta"}
+        assert {value.device.type for target in batch["target"] for value in target.values()} == {"cpu"}
+
+
 def test_every_epoch_is_augmented_anew(root):
     whole = loader(root, batch=6)
     epochs = [

@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torchvision.models.optical_flow import raft_large
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.models.optical_flow import raft, raft_large
 
 import nofm
 from nofm.tasks.flow import OpticalFlow, build_flow_model, pad_to_8, sequence_loss
+from nofm.tasks.raft import Correlation
 
 DECAY = 2e-4
 NO_GROUPS = ["feature_encoder.convnormrelu.0", "context_encoder.convnormrelu.0", "update_block.motion_encoder.convflow1.0"]
@@ -163,21 +165,108 @@ def test_unknown_networks_are_named():
         build_flow_model("raft_tiny", pretrained=True)
 
 
-def test_raft_large_is_torchvisions_and_takes_its_weights():
+def torchvisions(name: str) -> nn.Module:
+    """The same parts with torchvision's own forward and correlations."""
     torch.manual_seed(0)
-    theirs = raft_large()
-    ours = build_flow_model("raft_large")
+    model = build_flow_model(name)
+    model.__class__ = raft.RAFT
+    model.corr_block = raft.CorrBlock(num_levels=model.corr_block.num_levels, radius=model.corr_block.radius)
+    return model
+
+
+@pytest.mark.parametrize("name", ["raft_large", "raft_small", "raft_tiny"])
+def test_refinements_and_gradients_are_torchvisions_bit_for_bit(name):
+    theirs, ours = torchvisions(name), build_flow_model(name)
     ours.load_state_dict(theirs.state_dict(), strict=True)
-    assert sum(p.numel() for p in ours.parameters()) == 5_257_536
-    frames = torch.rand(2, 1, 3, 128, 128) * 2 - 1
-    with torch.no_grad():
-        assert torch.equal(ours.eval()(*frames, num_flow_updates=1)[-1], theirs.eval()(*frames, num_flow_updates=1)[-1])
+    frames = torch.rand(2, 1, 3, 128, 136) * 2 - 1
+    found = []
+    for model in (ours, theirs):
+        predictions = model(*frames, num_flow_updates=2)
+        sum(flow.abs().mean() for flow in predictions).backward()
+        found.append((predictions, {key: p.grad for key, p in model.named_parameters()}))
+    (flows, gradients), (their_flows, their_gradients) = found
+    assert all(torch.equal(a, b) for a, b in zip(flows, their_flows, strict=True))
+    assert all(torch.equal(gradients[key], their_gradients[key]) for key in their_gradients)
+
+
+def test_raft_large_has_the_size_of_torchvisions():
+    assert sum(p.numel() for p in build_flow_model("raft_large").parameters()) == 5_257_536
+    assert list(build_flow_model("raft_large").state_dict()) == list(raft_large().state_dict())
+
+
+def nodes_of(tensor: Tensor) -> set[str]:
+    """The operations that a gradient goes back through."""
+    waiting, names = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        names.add(type(node).__name__)
+        waiting += [parent for parent, _ in node.next_functions if parent is not None]
+    return names
+
+
+@pytest.mark.parametrize("size", [(16, 17), (2, 3)])
+def test_look_ups_in_one_order_have_the_same_gradient(size):
+    """Points in the middle, on whole pixels, over the edges and far outside."""
+    generator = torch.Generator().manual_seed(0)
+    coords = torch.rand(2, 2, *size, generator=generator) * 40 - 12
+    coords[0] = coords[0].round()
+    weigh = torch.randn(2, 49, *size, generator=generator)
+    found = []
+    for in_order in (False, True):
+        block = Correlation(num_levels=1, radius=3)
+        volume = torch.randn(2 * size[0] * size[1], 1, *size, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        block.corr_pyramid = [volume]
+        torch.use_deterministic_algorithms(in_order)
+        try:
+            looked_up = block.look_up(coords, block.window(coords.device))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert ("_SampledInOrderBackward" in nodes_of(looked_up)) == in_order
+        (looked_up * weigh).sum().backward()
+        found.append((looked_up.detach(), volume.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1].abs().max() > 1
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=1e-4)
+
+
+class MadeElsewhere(TorchDispatchMode):
+    """Notes operations whose result lies on the CPU and is more than a number, which a kernel takes as an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.device.type == "cpu" and out.dim():
+            self.names.append(str(func))
+        return out
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["ours", "torchvision's"])
+def test_a_forward_takes_nothing_from_the_host(theirs):
+    """Or it could not be captured. A device that is not the CPU stands for a GPU."""
+    with torch.device("meta"):
+        model = torchvisions("raft_tiny") if theirs else build_flow_model("raft_tiny")
+        frames = torch.rand(2, 1, 3, 128, 128)
+    with MadeElsewhere() as elsewhere:
+        model(*frames, num_flow_updates=2)[-1].sum().backward()
+    assert bool(elsewhere.names) == theirs
+
+
+def test_frames_that_raft_cannot_take_are_refused():
+    model = build_flow_model("raft_tiny")
+    for sizes in ((128, 132), (128, 136)):
+        with pytest.raises(nofm.NofmError, match=rf"sides divide by 8, got 128x{sizes[1]} and 128x"):
+            model(torch.zeros(1, 3, *sizes), torch.zeros(1, 3, 128, sizes[1] if sizes[1] % 8 else 128))
 
 
 def test_correlations_are_fp32_under_autocast_and_so_are_loss_and_flow():
     torch.manual_seed(0)
     task = OpticalFlow(build_flow_model("raft_tiny"), updates=2)
-    seen = []
+    seen, volumes = [], []
+    look_up = task.model.corr_block.look_up
+    task.model.corr_block.look_up = lambda *args: volumes.append(task.model.corr_block.corr_pyramid[0]) or look_up(*args)
     task.model.feature_encoder.register_forward_hook(lambda module, args, out: seen.append(out))
     frames = torch.rand(2, 1, 3, 128, 128) * 2 - 1
     flow, valid = torch.zeros(1, 2, 128, 128), torch.ones(1, 128, 128, dtype=torch.bool)
@@ -187,7 +276,7 @@ def test_correlations_are_fp32_under_autocast_and_so_are_loss_and_flow():
     features = seen[-1]
     assert features.dtype == torch.bfloat16
     first, second = features.float().flatten(2)
-    volume = task.model.corr_block.corr_pyramid[0]
+    volume = volumes[-1]
     assert volume.dtype == torch.float32
     exact = (first.double().T @ second.double() / 8).view_as(volume)
     assert torch.allclose(volume.double(), exact, atol=1e-5 * exact.abs().max().item())
@@ -195,11 +284,10 @@ def test_correlations_are_fp32_under_autocast_and_so_are_loss_and_flow():
 
 
 def test_a_network_can_be_copied_after_a_training_step():
-    """torchvision's correlation block keeps the last forward's pyramid, with its graph."""
+    """torchvision's correlation block keeps the last forward's pyramid, with its graph, which cannot be copied."""
     model = build_flow_model("raft_tiny")
     frames = torch.rand(2, 1, 3, 128, 128)
     model(*frames, num_flow_updates=1)[-1].sum().backward()
-    assert model.corr_block.corr_pyramid[0].requires_grad
     twin = copy.deepcopy(model).eval()
     with torch.no_grad():
         assert torch.equal(twin(*frames, num_flow_updates=1)[-1], model.eval()(*frames, num_flow_updates=1)[-1])

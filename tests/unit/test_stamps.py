@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import flow_scenes
 import numpy as np
 import pytest
+import torch
 from flow_scenes import affine, scene, some_pairs, warped_back
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from nofm.data.errors import DataError
+from nofm.data.flow import ResidentFlow
 from nofm.data.flow_files import read_flo, read_frame
-from nofm.data.stamp_sets import as_arrays, coco, read_pack, write_folder, write_pack
+from nofm.data.order import Order, Share
+from nofm.data.stamp_sets import as_arrays, coco, read_pack, shared_pack, write_folder, write_pack
 from nofm.data.stamp_sources import copy_sources, find_sources, usable_stamp
 from nofm.data.stamps import Motions, bilinear, make_pair, make_pairs, render
 
@@ -251,6 +256,24 @@ def test_a_pack_keeps_the_flow_exactly_and_the_frames_nearly(tmp_path):
     for frames, name in ((read.frames1, "frame1"), (read.frames2, "frame2")):
         originals = np.stack([getattr(pair, name) for pair in pairs]).transpose(0, 3, 1, 2)
         assert np.abs(frames.numpy().astype(int) - originals).mean() < 2
+
+
+def test_a_pack_is_read_once_for_all_that_use_it_at_a_time(tmp_path):
+    path, cpu = tmp_path / "x.npz", torch.device("cpu")
+    write_pack(path, some_pairs(2))
+    pack = shared_pack(path, cpu)
+    loader = ResidentFlow(as_arrays(some_pairs(2)), pack, Order(2, 1, 0), Share(), cpu, (128, 128))
+    here = weakref.ref(pack)
+    del pack
+    gc.collect()
+    assert shared_pack(path, cpu) is here() is not None, "a loader keeps it"
+    write_pack(path, some_pairs(3))
+    assert len(shared_pack(path, cpu)) == 3, "another file of the same name is another pack"
+    del loader
+    gc.collect()
+    assert here() is None, "nothing is kept that nobody uses"
+    with pytest.raises(DataError, match=r"none.npz: cannot be read"):
+        shared_pack(tmp_path / "none.npz", cpu)
 
 
 def test_broken_packs_are_named(tmp_path):

@@ -4,8 +4,8 @@ A batch is {"image": [(3, H, W) from 0 to 1, ...], "target": [{"boxes": (N, 4), 
 size: the network resizes them itself, and gives boxes back in the pixels that it was given. Tests are images as they are, with all that
 COCO's metric asks for: "area", "iscrowd", and "index", the image's number. Training leaves crowds out.
 
-What is in memory (`resident`) is decoded once, kept as bytes on the device and augmented there, by this process; else files are read by
-`workers` processes. Either way an image's augmentation is a function of (seed, epoch, image).
+What is in memory (`resident`) is decoded once, images and masks kept as bytes on the device and augmented there, by this process; else
+files are read by `workers` processes. Either way an image's augmentation is a function of (seed, epoch, image).
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class _Examples(Dataset[dict[str, Any]]):
                     raise
                 self._kept[training, index] = error
             else:
-                self._kept[training, index] = pixels.to(device), {name: value.to(device) for name, value in target.items()}
+                # Boxes and labels stay with the host: a few numbers, whose augmentation would make it wait for the device again and again.
+                kept = {name: value.to(device) if name == "masks" else value for name, value in target.items()}
+                self._kept[training, index] = pixels.to(device), kept
 
     def _read(self, training: bool, index: int) -> Example:
         kept = self._kept.get((training, index))

@@ -42,7 +42,7 @@ def _normalised(frames: Tensor) -> Tensor:
 # ---- on the device ----
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class FlowArrays:
     """Pairs of one size: frames (N, 3, H, W) of bytes, flow (N, 2, H, W) in 1/64 pixel as int16, where it is known (None: all over)."""
 
@@ -67,6 +67,8 @@ class FlowArrays:
         return FlowArrays(self.frames1[chosen], self.frames2[chosen], self.flow[chosen], valid)
 
     def to(self, device: torch.device) -> FlowArrays:
+        if self.flow.device == device:
+            return self
         valid = None if self.valid is None else self.valid.to(device)
         return FlowArrays(self.frames1.to(device), self.frames2.to(device), self.flow.to(device), valid)
 
@@ -100,6 +102,7 @@ class ResidentFlow:
         if crop[0] > height or crop[1] > width:
             raise DataError(f"data.crop_size = {crop[0]} {crop[1]}: is larger than the frames of {height}x{width} pixels")
         self.order, self.share, self.crop, self.flip, self.skipped = order, share, crop, flip, 0
+        self._whole = train, test  # what others may share with this loader (`shared_pack`) lives as long as it does
         self._train, self._test = train.to(device), test[share.rank :: share.world].to(device)
         self._device, self._test_batch = device, test_batch
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -23,7 +26,7 @@ from .flow import FlowArrays
 from .flow_files import KITTI_UNIT, write_flo
 from .stamps import StampPair, flow_of
 
-__all__ = ["as_arrays", "coco", "read_pack", "write_folder", "write_pack"]
+__all__ = ["as_arrays", "coco", "read_pack", "shared_pack", "write_folder", "write_pack"]
 
 
 # ---- FlyingChairs and COCO ----
@@ -139,20 +142,37 @@ def read_pack(path: str | Path) -> FlowArrays:
     pieces = np.split(raw, ends[:-1])
     if len(ends) != 2 * len(layers) or len(motions) != len(layers) or not len(layers) or ends[-1] != len(raw):
         raise DataError(f"{path}: {len(ends)} frames, {len(layers)} fields and {len(motions)} motions do not make pairs")
-    frames = torch.stack([torch.from_numpy(frame) for frame in _decoded(path, pieces, layers.shape[1:])]).permute(0, 3, 1, 2).contiguous()
-    flow = torch.stack([torch.from_numpy(_int16(flow_of(*each))) for each in zip(layers, motions, strict=True)])
-    return FlowArrays(frames[0::2].clone(), frames[1::2].clone(), flow.permute(0, 3, 1, 2).contiguous())
+    with ThreadPoolExecutor() as pool:  # both let go of the interpreter
+        decoded = pool.map(partial(_decoded, path, layers.shape[1:]), range(len(pieces)), pieces)
+        frames = torch.from_numpy(np.stack(list(decoded))).permute(0, 3, 1, 2)
+        flow = torch.from_numpy(np.stack(list(pool.map(lambda each: _int16(flow_of(*each)), zip(layers, motions, strict=True)))))
+    return FlowArrays(frames[0::2].contiguous(), frames[1::2].contiguous(), flow.permute(0, 3, 1, 2).contiguous())
 
 
-def _decoded(path: str | Path, pieces: Sequence[NDArray[np.uint8]], shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
+_SHARED: WeakValueDictionary[tuple[str, int, int, str], FlowArrays] = WeakValueDictionary()
+
+
+def shared_pack(path: str | Path, device: torch.device) -> FlowArrays:
+    """The pairs of a file on `device`: read once, and one copy for as long as something uses it, such as runs that take turns."""
+    try:
+        about = Path(path).stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from None
+    key = str(Path(path).resolve()), about.st_mtime_ns, about.st_size, str(device)
+    pairs = _SHARED.get(key)
+    if pairs is None:
+        pairs = _SHARED[key] = read_pack(path).to(device)
+    return pairs
+
+
+def _decoded(path: str | Path, shape: tuple[int, ...], number: int, piece: NDArray[np.uint8]) -> NDArray[np.uint8]:
     from PIL import Image
 
-    for number, piece in enumerate(pieces):
-        try:
-            with Image.open(io.BytesIO(piece.tobytes())) as picture:
-                frame = np.array(picture.convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{path}: frame {number % 2 + 1} of pair {number // 2} cannot be read ({error})") from None
-        if frame.shape[:2] != tuple(shape):
-            raise DataError(f"{path}: frame {number % 2 + 1} of pair {number // 2} is {frame.shape[:2]}, its flow {tuple(shape)}")
-        yield frame
+    try:
+        with Image.open(io.BytesIO(piece.tobytes())) as picture:
+            frame = np.array(picture.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path}: frame {number % 2 + 1} of pair {number // 2} cannot be read ({error})") from None
+    if frame.shape[:2] != tuple(shape):
+        raise DataError(f"{path}: frame {number % 2 + 1} of pair {number // 2} is {frame.shape[:2]}, its flow {tuple(shape)}")
+    return frame

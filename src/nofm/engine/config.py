@@ -292,7 +292,7 @@ class EngineConfig:
     """torch.compile the task."""
     graph: Literal["auto", "on", "off"] = "auto"
     """Whole steps as CUDA graphs, so that small networks train at the GPU's speed and not the host's. auto: on one CUDA device with
-    resident data, but not with fp16, whose loss scale the host must see, and not for detection, segmentation and flow."""
+    resident data, but not with fp16, whose loss scale the host must see, and not for detection and segmentation."""
     channels_last: bool = False
     """Memory layout of images and convolutions."""
     deterministic: bool = False

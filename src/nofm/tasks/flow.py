@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +31,7 @@ class OpticalFlow(Task):
     """
 
     headline = "epe"
+    measure_on_host = True  # the first pairs are kept to be looked at; whole frames keep a GPU busy without a graph
 
     def __init__(
         self, model: nn.Module, updates: int = 12, test_updates: int | None = None, gamma: float = 0.8, max_flow: float = 400.0
@@ -131,57 +130,39 @@ def pad_to_8(*images: Tensor) -> tuple[list[Tensor], tuple[int, int]]:
 
 
 def build_flow_model(name: str = "raft_large", *, pretrained: bool = False) -> nn.Module:
-    """raft_large (5.3 M parameters) or raft_small of torchvision, or raft_tiny: the same parts with few channels, for a CPU.
-
-    Correlations are computed in fp32 also under autocast, as RAFT's authors do: they are sums of hundreds of products, and it is
-    the small differences between them that say where a pixel has gone.
-    """
+    """raft_large (5.3 M parameters) or raft_small of torchvision, or raft_tiny: the same parts with few channels, for a CPU."""
     if name not in FLOW_MODELS:
         raise NofmError(f"model.name = {name}: is no network for optical flow; there are {', '.join(FLOW_MODELS)}")
     if name == "raft_tiny" and pretrained:
         raise NofmError("model.pretrained = true: there are no published weights of raft_tiny; use raft_large or raft_small")
     from torchvision.models import optical_flow
 
+    from .raft import Correlation, Raft
+
     if name == "raft_tiny":
         return _tiny()
     build = getattr(optical_flow, name)
-    model: nn.Module = build(
-        weights="DEFAULT" if pretrained else None, corr_block=_corr_block(levels=4, radius=4 if name == "raft_large" else 3)
-    )
-    return model
-
-
-def _corr_block(levels: int, radius: int) -> Any:
-    from torchvision.models.optical_flow.raft import CorrBlock
-
-    class Fp32Correlation(CorrBlock):
-        def build_pyramid(self, fmap1: Tensor, fmap2: Tensor) -> None:
-            kind = fmap1.device.type
-            with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():  # none on meta
-                super().build_pyramid(fmap1.float(), fmap2.float())
-
-        def __getstate__(self) -> dict[str, Any]:
-            return {**self.__dict__, "corr_pyramid": []}  # what a forward leaves there is part of its graph and cannot be copied
-
-    return Fp32Correlation(num_levels=levels, radius=radius)
+    correlation = Correlation(num_levels=4, radius=4 if name == "raft_large" else 3)
+    return Raft.of(build(weights="DEFAULT" if pretrained else None, corr_block=correlation))
 
 
 def _tiny() -> nn.Module:
     from torchvision.models.optical_flow import raft
 
+    from .raft import Correlation, Raft
+
     hidden, context, motion = 48, 32, 48
-    corr_block = _corr_block(levels=4, radius=3)
+    corr_block = Correlation(num_levels=4, radius=3)
     encoder = {"block": raft.ResidualBlock, "norm_layer": nn.InstanceNorm2d}
     motion_encoder = raft.MotionEncoder(
         in_channels_corr=corr_block.out_channels, corr_layers=(64,), flow_layers=(32, 16), out_channels=motion
     )
     recurrent = raft.RecurrentBlock(input_size=motion + context, hidden_size=hidden, kernel_size=(3,), padding=(1,))
     head = raft.FlowHead(in_channels=hidden, hidden_size=64)
-    model: nn.Module = raft.RAFT(
+    return Raft(
         feature_encoder=raft.FeatureEncoder(layers=(16, 16, 24, 32, 64), **encoder),
         context_encoder=raft.FeatureEncoder(layers=(16, 16, 24, 32, hidden + context), **encoder),
         corr_block=corr_block,
         update_block=raft.UpdateBlock(motion_encoder=motion_encoder, recurrent_block=recurrent, flow_head=head),
         mask_predictor=raft.MaskPredictor(in_channels=hidden, hidden_size=64),
     )
-    return model

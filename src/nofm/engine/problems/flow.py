@@ -42,7 +42,6 @@ class Flow(Problem):
     data = (*LAYOUTS, "stamps")
     packages, extra = ("torchvision",), "vision"
     unit = items = "pairs"
-    not_captured = "cannot hold RAFT, which copies its grid of pixels from the host at every refinement"
 
     # ---- settings ----
 
@@ -110,12 +109,12 @@ class Flow(Problem):
         from ...data.flow import FlowFiles, ResidentFlow
         from ...data.flow_augment import Augmentation
         from ...data.order import Order, Share
-        from ...data.stamp_sets import read_pack
+        from ...data.stamp_sets import shared_pack
 
         d, e, root = c.data, c.engine, Path(c.data.root or "")
         share = Share(world.rank, world.size, e.accumulate)
         if d.loader == "resident":
-            train, test = (read_pack(root / pack) for pack in _PACKS)
+            train, test = (shared_pack(root / pack, world.device) for pack in _PACKS)
             return ResidentFlow(train, test, Order(len(train), e.batch_size, c.seed), share, world.device, _crop(c))
         pairs, held_out = find_pairs(d.name, root, "train"), find_pairs(d.name, root, "val")
         order, pin = Order(len(pairs), e.batch_size, c.seed), world.device.type == "cuda"

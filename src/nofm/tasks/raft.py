@@ -1,0 +1,137 @@
+"""RAFT from torchvision's parts, with a forward that takes nothing from the host, so that whole steps can be CUDA graphs.
+
+torchvision's own forward makes its grids of coordinates on the CPU and copies them to the device, the window of the correlations again
+at every refinement; a graph cannot hold that, and each copy makes the host wait. Here they are made where they are used. Layers, names
+of weights and all numbers, to the last bit, are torchvision's.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.optical_flow import raft
+from torchvision.models.optical_flow._utils import grid_sample, make_coords_grid, upsample_flow
+
+from ..errors import NofmError
+
+__all__ = ["Correlation", "Raft"]
+
+
+class Correlation(raft.CorrBlock):
+    """How alike the surroundings of two points are, at several resolutions.
+
+    Computed in fp32 also under autocast, as RAFT's authors do: these are sums of hundreds of products, and it is the small differences
+    between them that say where a pixel has gone.
+    """
+
+    def build_pyramid(self, fmap1: Tensor, fmap2: Tensor) -> None:
+        kind = fmap1.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():  # none on meta
+            super().build_pyramid(fmap1.float(), fmap2.float())
+
+    def window(self, device: torch.device) -> Tensor:
+        """Offsets (1, S, S, 2) from a point to its neighbours, S = 2 * radius + 1. Rows come first, as torchvision has it."""
+        offset_S = torch.arange(-self.radius, self.radius + 1, device=device).float()
+        return torch.stack(torch.meshgrid(offset_S, offset_S, indexing="ij"), dim=-1)[None]
+
+    def look_up(self, coords_B2HW: Tensor, window_1SS2: Tensor) -> Tensor:
+        """The correlations (B, levels * S * S, H, W) of each point of frame 1 with the neighbourhood of `coords` in frame 2."""
+        batch, _, height, width = coords_B2HW.shape
+        centre_N112 = coords_B2HW.permute(0, 2, 3, 1).reshape(-1, 1, 1, 2)
+        levels = []
+        for volume in self.corr_pyramid:
+            found = _sampled(volume, centre_N112 + window_1SS2)
+            levels.append(found.view(batch, height, width, -1))
+            centre_N112 = centre_N112 / 2
+        return torch.cat(levels, dim=-1).permute(0, 3, 1, 2).contiguous()
+
+    def forget(self) -> None:
+        """Drop the pyramid: it is large, part of an autograd graph, and of no use after the forward."""
+        self.corr_pyramid: list[Tensor] = []
+
+
+def _sampled(volume_N1HW: Tensor, point_NSS2: Tensor) -> Tensor:
+    """Bilinear samples (N, 1, S, S), 0 outside."""
+    if torch.are_deterministic_algorithms_enabled():
+        found: Tensor = _SampledInOrder.apply(volume_N1HW, point_NSS2)
+        return found
+    sampled: Tensor = grid_sample(volume_N1HW, point_NSS2, align_corners=True, mode="bilinear")
+    return sampled
+
+
+class _SampledInOrder(torch.autograd.Function):
+    """The same samples; their gradient is added up in one order, which torch's own is not on a GPU.
+
+    The points of a window are a grid, x going along its first axis and y along its second, so that samples are Y V X' with matrices of
+    linear interpolation, and the gradient of V is a product of matrices too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, volume_N1HW: Tensor, point_NSS2: Tensor) -> Tensor:
+        ctx.save_for_backward(point_NSS2)
+        ctx.size = volume_N1HW.shape[-2:]
+        sampled: Tensor = grid_sample(volume_N1HW, point_NSS2, align_corners=True, mode="bilinear")
+        return sampled
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (point_NSS2,) = ctx.saved_tensors
+        height, width = ctx.size
+        x_NSW = _shares(point_NSS2[:, :, 0, 0], width)
+        y_NSH = _shares(point_NSS2[:, 0, :, 1], height)
+        gradient_NHW = y_NSH.transpose(1, 2) @ gradients[0][:, 0].transpose(1, 2) @ x_NSW
+        return gradient_NHW[:, None], None
+
+
+def _shares(at_NS: Tensor, size: int) -> Tensor:
+    """How much of each of `size` places is in a sample, (N, S, size)."""
+    return (1 - (at_NS[..., None] - torch.arange(size, device=at_NS.device)).abs()).clamp(min=0)
+
+
+class Raft(raft.RAFT):
+    """torchvision's RAFT with a `Correlation`."""
+
+    corr_block: Correlation
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Raft:
+        """`model`, which torchvision has built with a `Correlation`, with this class's forward."""
+        assert type(model) is raft.RAFT
+        model.__class__ = cls
+        assert isinstance(model, Raft)
+        return model
+
+    def forward(self, image1: Tensor, image2: Tensor, num_flow_updates: int = 12) -> list[Tensor]:
+        """The flow (B, 2, H, W) after each refinement."""
+        batch, _, height, width = image1.shape
+        if image1.shape != image2.shape or height % 8 or width % 8:
+            sizes = " and ".join("x".join(map(str, image.shape[-2:])) for image in (image1, image2))
+            raise NofmError(f"RAFT takes two frames of one size whose sides divide by 8, got {sizes}; pad them (tasks.flow.pad_to_8)")
+        features1, features2 = self.feature_encoder(torch.cat([image1, image2])).chunk(2)
+        self.corr_block.build_pyramid(features1, features2)
+        window, start = self._grids(batch, height // 8, width // 8, image1.device)
+        hidden, context = self._context(image1)
+        now, predictions = start, []
+        for _ in range(num_flow_updates):
+            now = now.detach()  # each refinement learns from where it starts, not from how it came there
+            correlations = self.corr_block.look_up(now, window)
+            hidden, step = self.update_block(hidden, context, correlations, now - start)
+            now = now + step
+            mask = None if self.mask_predictor is None else self.mask_predictor(hidden)
+            predictions.append(upsample_flow(now - start, mask))
+        self.corr_block.forget()
+        return predictions
+
+    def _grids(self, batch: int, height: int, width: int, device: Any) -> tuple[Tensor, Tensor]:
+        return self.corr_block.window(device), make_coords_grid(batch, height, width, device=device)
+
+    def _context(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """The first hidden state, and what frame 1 tells at every refinement."""
+        both = self.context_encoder(image)
+        size = self.update_block.hidden_state_size
+        hidden, context = both.split([size, both.shape[1] - size], dim=1)
+        return torch.tanh(hidden), F.relu(context)
