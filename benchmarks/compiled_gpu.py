@@ -5,8 +5,8 @@
 `torch.compile` of the model, eager optimizer; networks, data and optimizers are those of `steps_gpu.py` (bf16 autocast). Compiling is what
 takes long, so it is done first and side by side, one process for each network and pattern, into torch's caches on disk. Then there is one
 process for each network, which finds everything there (its line says how many graphs came from the cache), and in which dense and sparse
-models take turns: first as they are, then as replays of a CUDA graph of the whole step, where the host has no part. They get ready side by
-side, and measure one after the other. Kernels have no numbers in their names here, so that dense and sparse models share the very same code
+models (the first pattern also with `attach(..., fused=True)`) take turns: first as they are, then as replays of a CUDA graph of the
+whole step, where the host has no part. They get ready side by side, and measure one after the other. Kernels have no numbers in their names here, so that dense and sparse models share the very same code
 where they compute the same.
 
 Beside it one process counts graph breaks and compilations over 200 steps of a ResNet and a ViT, with a learning rate that moves, and
@@ -59,7 +59,8 @@ def cache_counts() -> str:
 
 
 def make_trainer(case: str, what: str, data: tuple[Tensor, Tensor]) -> Trainer:
-    trainer = Trainer(case, None if what == "dense" else what, True, False, data)
+    pattern, _, fused = what.partition(" ")
+    trainer = Trainer(case, None if what == "dense" else pattern, True, False, data, fused=bool(fused))
     for attempt in range(10):
         try:
             trainer.block(1)
@@ -78,16 +79,18 @@ def warm(case: str, what: str) -> None:
 def measure(case: str, patterns: list[str], blocks: int, block_seconds: float) -> None:
     """Says it is ready, waits for a line, and prints a line of JSON for each model, twice."""
     data = CASES[case][1]()
-    trainers = {what: make_trainer(case, what, data) for what in ("dense", *patterns)}
+    fused = f"{patterns[0]} fused"  # the same compiled model; the term goes into the optimizer's pass
+    trainers = {what: make_trainer(case, what, data) for what in ("dense", *patterns, fused)}
     for trainer in trainers.values():
         trainer.block(3)
     torch.cuda.empty_cache()
     print("READY", cache_counts(), flush=True)
     sys.stdin.readline()
     for mode in ("compiled", "compiled graph"):
+        pool = torch.cuda.graph_pool_handle()  # shared: they take turns, and five networks of batch 256 would not fit side by side
         for trainer in trainers.values():
             if mode == "compiled graph":
-                trainer.capture()
+                trainer.capture(pool)
             trainer.block(2)
         for row in taking_turns(trainers, blocks, block_seconds):
             print("ROW", json.dumps({"case": case, "mode": mode, **row}), flush=True)

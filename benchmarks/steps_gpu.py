@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torchvision
@@ -102,14 +103,14 @@ class Trainer:
         self.data, self.step_number = data, 0
         self.once: Callable[[], None] = self.step
 
-    def capture(self) -> None:
+    def capture(self, pool: Any = None) -> None:
         """From now on a step is the replay of a CUDA graph, so that the host has no part in its time."""
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(5):
                 self.step()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             self.step()
         self.once = graph.replay
 
@@ -165,10 +166,11 @@ def main() -> None:
             trainers[f"{pattern} fused"] = Trainer(args.case, pattern, compiled, False, data, fused=True)
     if args.sad:
         trainers[f"{args.patterns[0]} + SAD"] = Trainer(args.case, args.patterns[0], compiled, True, data)
+    pool = torch.cuda.graph_pool_handle() if args.graph else None  # shared, since they take turns
     for trainer in trainers.values():
         trainer.block(5)
         if args.graph:
-            trainer.capture()
+            trainer.capture(pool)
             trainer.block(2)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in trainers}
     for _ in range(args.blocks):
