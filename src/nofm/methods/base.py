@@ -376,9 +376,9 @@ class _Driver:
         with torch.no_grad():
             step = step or self._step()  # None where the optimizer has not called its closure
             self.method.after_step(step)
-            told = self.one_pass.moved if self.one_pass is not None else []
-            seen = {key for key, _ in told}
-            self.watch.look(self.number, [(each.site.key, each.param) for each in step.weights if each.site.key not in seen], told)
+            told = [] if self.one_pass is None else self.one_pass.moved
+            others = [step.weights[i] for i in self.one_pass.rest] if self.one_pass and told else step.weights
+            self.watch.look(self.number, [(owned.site.key, owned.param) for owned in others], told)
 
     def _step(self) -> Step:
         groups = self._groups()
