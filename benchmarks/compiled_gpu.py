@@ -6,8 +6,8 @@
 takes long, so it is done first and side by side, one process for each network and pattern, into torch's caches on disk. Then there is one
 process for each network, which finds everything there (its line says how many graphs came from the cache), and in which dense and sparse
 models (the first pattern also with `attach(..., fused=True)`) take turns: first as they are, then as replays of a CUDA graph of the
-whole step, where the host has no part. They get ready side by side, and measure one after the other. Kernels have no numbers in their names here, so that dense and sparse models share the very same code
-where they compute the same.
+whole step, where the host has no part. They get ready side by side, and measure one after the other. Kernels have no numbers in their
+names here, so that dense and sparse models share the very same code where they compute the same.
 
 Beside it one process counts graph breaks and compilations over 200 steps of a ResNet and a ViT, with a learning rate that moves, and
 compares compiled masked weights with eager ones.

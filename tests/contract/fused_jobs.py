@@ -420,6 +420,26 @@ def state_moves_to_plain_torch_and_back_bit_for_bit() -> None:
 
 
 @job
+def what_is_kept_from_step_to_step_follows_the_optimizer() -> None:
+    for make in (sgd, adamw):
+        fused, usual = both(make)
+        for model, optimizer, _ in (fused, usual):
+            train(model, optimizer, range(1))
+            saved = copy.deepcopy(optimizer.state_dict())
+            optimizer.state.clear()
+            train(model, optimizer, range(1, 3))
+            optimizer.load_state_dict(saved)
+            train(model, optimizer, range(3, 4))
+            model.a.weight.data = model.a.weight.data.t().contiguous().t()
+            optimizer.state[model.a.weight].update({k: v.clone() for k, v in optimizer.state[model.a.weight].items()})
+            optimizer.param_groups[0]["lr"] *= 0.5
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the state lies in another order now
+                train(model, optimizer, range(4, 5))
+        assert_same(fused, usual, exactly=False)
+
+
+@job
 def a_scaler_skips_the_whole_step() -> None:
     def fused_sgd(parameters: Any) -> Optimizer:
         return SGD(parameters, lr=0.5, momentum=0.5, dampening=0.5, fused=True)

@@ -19,7 +19,8 @@ from torch.autograd import forward_ad
 
 import nofm
 from nofm.bulk import _EmptyCopies
-from nofm.kernels import reference
+from nofm.kernels import ops, reference
+from nofm.kernels.multi import Fleet, lie_alike
 from nofm.kernels.steps import Rule, Term
 from nofm.masks import Grouping
 from nofm.patterns import Pattern
@@ -140,6 +141,19 @@ def test_on_the_cpu_it_is_the_usual_way_and_says_so():
             optimizer.step()
         runs.append(model.layer.weight)
     assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize(("kernel", "served"), [(1, True), (3, False)], ids=["1x1", "3x3"])
+def test_strides_of_axes_of_size_one_say_nothing(kernel, served):
+    """A convolution in channels_last whose gradient came contiguous."""
+    weight = torch.randn(8, 16, kernel, kernel).to(memory_format=torch.channels_last)
+    grad, grouping = torch.zeros(8, 16, kernel, kernel), Grouping(Pattern("2:4"))
+    assert weight.stride() != grad.stride()
+    assert lie_alike(weight, grad) == served
+    others = ops.refine_all_(Fleet(), [weight], [grouping], [grad], [0.5], None, sign=False)
+    assert others == ([] if served else [0])
+    if served:
+        assert torch.equal(grad, 0.5 * torch.where(reference.mask(weight, grouping), 0.0, weight))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, None], ids=["cast", "copy"])

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..masks import Grouping
 from .ways import FIXED_STRIDES, Task, Way, way_for
 
-__all__ = ["Fleet", "axis_stride", "bits_bytes", "bits_lane", "constants", "fills_memory", "hold", "sent", "unpack_bits"]
+__all__ = ["Fleet", "axis_stride", "bits_bytes", "bits_lane", "constants", "fills_memory", "hold", "lie_alike", "sent", "unpack_bits"]
 
 _BITS_TYPE = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}
 
@@ -59,6 +59,13 @@ def _axes_by_stride(shape: torch.Size, strides: tuple[int, ...]) -> list[int] | 
 def fills_memory(tensor: Tensor) -> bool:
     """Whether the elements of `tensor` lie without gaps, in whatever order."""
     return 0 < tensor.numel() < 2**31 - 2**20 and _axes_by_stride(tensor.shape, tensor.stride()) is not None
+
+
+def lie_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape have their elements in the same order in memory. Strides of axes of size 1 say nothing: a 1x1
+    convolution in channels_last and its gradient may differ there."""
+    strides = one.stride(), other.stride()
+    return strides[0] == strides[1] or all(a == b or extent == 1 for a, b, extent in zip(*strides, one.shape, strict=True))
 
 
 _remembered_axis_stride = lru_cache(maxsize=4096)(_axis_stride)

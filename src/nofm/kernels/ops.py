@@ -15,7 +15,7 @@ from torch import Tensor
 from ..masks import Grouping
 from ..patterns import Pattern
 from . import cpu
-from .multi import Fleet, axis_stride, constants
+from .multi import Fleet, axis_stride, constants, lie_alike
 from .select import MAX_M_TRITON, Path, choose, forced_path, has_triton, interpreting, is_traced
 from .ways import way_for
 
@@ -96,7 +96,7 @@ def _verdict(fleet: Fleet, weights: Sequence[Tensor], groupings: Sequence[Groupi
         return verdict
     verdict = fleet.verdict = _Verdict(key)
     for i, (weight, grouping, out) in enumerate(zip(weights, groupings, outs, strict=True)):
-        alike = out.dtype == weight.dtype and out.stride() == weight.stride() and type(out) is Tensor
+        alike = out.dtype == weight.dtype and lie_alike(out, weight) and type(out) is Tensor
         path = choose(weight, grouping) if alike else "torch"
         verdict.places["torch" if path == "cpu" and scaled else path].append(i)
     patterns = [(weights[i], groupings[i], groupings[i].pattern) for i in verdict.places["cpu"]]

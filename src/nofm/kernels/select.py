@@ -25,7 +25,7 @@ from torch import Tensor
 from ..errors import NofmError
 from ..masks import Grouping
 from . import cpu
-from .multi import axis_stride
+from .multi import axis_stride, lie_alike
 
 __all__ = [
     "MAX_M_TRITON",
@@ -78,7 +78,7 @@ def why_not_one_pass(weight: Tensor, grouping: Grouping, others: Iterable[Tensor
     for other in others:
         if type(other) is not Tensor or other.dtype != weight.dtype or other.device != weight.device:
             return "its gradient or the optimizer's state is of another type, or on another device"
-        if other.stride() != weight.stride():
+        if other.shape != weight.shape or not lie_alike(other, weight):
             return "its gradient or the optimizer's state lies in another order in memory"
     return None
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ __all__ = ["Numbers", "Rule", "Squad", "Term", "finished"]
 
 Numbers: TypeAlias = tuple[float, float, float, float, float, float, float, float, float]
 WIDTH = 11  # of a row of finished settings
+_Row = TypeVar("_Row", bound=tuple[float, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Squad(Fleet):
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: dict[str, tuple[Sequence[object], Tensor]] = {}
+        self._last: dict[str, tuple[Sequence[Any], Tensor]] = {}
 
     def step(
         self,
@@ -110,13 +111,13 @@ class Squad(Fleet):
     ) -> Tensor:
         """The settings of a step, on the device. `lrs` and `counts` are tensors there, or None where `numbers` has them; Adam's counts go
         up by one, but where `found_inf`."""
-        if all(t is None for t in (*lrs, *counts)):
-            return self._rows("finished", numbers, lambda: [finished(rule, row) for row in numbers], torch.float32, device)
+        if not any(t is not None for column in (lrs, counts) for t in column):
+            return self._rows("finished", numbers, torch.float32, device, lambda row: finished(rule, row))
         from .triton_steps import settings_kernel
 
         pairs = [(0 if lr is None else lr.data_ptr(), 0 if n is None else n.data_ptr()) for lr, n in zip(lrs, counts, strict=True)]
-        rows = self._rows("numbers", numbers, lambda: numbers, torch.float64, device)
-        addresses = self._rows("addresses", pairs, lambda: pairs, torch.int64, device)
+        rows = self._rows("numbers", numbers, torch.float64, device)
+        addresses = self._rows("addresses", pairs, torch.int64, device)
         settings = torch.empty(len(numbers), WIDTH, device=device)
         settings_kernel[(-(-len(numbers) // 64),)](
             rows, addresses, settings, rows if found_inf is None else found_inf, len(numbers),
@@ -125,12 +126,17 @@ class Squad(Fleet):
         return settings
 
     def _rows(
-        self, name: str, key: Sequence[object], make: Callable[[], Sequence[object]], dtype: torch.dtype, device: torch.device
+        self, name: str, rows: Sequence[_Row], dtype: torch.dtype, device: torch.device, finish: Callable[[_Row], tuple[float, ...]] = tuple
     ) -> Tensor:
-        """What `make` makes, on the device; sent again when `key` has changed. A captured graph sends its own, at every replay."""
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return sent(torch.tensor(make(), dtype=dtype), device)
+        """`rows`, finished, on the device; sent again when they have changed. A captured graph sends its own, at every replay."""
         last = self._last.get(name)
-        if last is None or last[0] != key or last[1].device != device:
-            last = self._last[name] = key, sent(torch.tensor(make(), dtype=dtype), device)
-        return last[1]
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if last is not None and last[0] == rows and last[1].device == device and not capturing:
+            return last[1]
+        distinct = {id(row): row for row in rows}  # weights of one parameter group have the same
+        place = {key: i for i, key in enumerate(distinct)}
+        table = torch.tensor([finish(row) for row in distinct.values()], dtype=dtype)
+        arriving = sent(table[[place[id(row)] for row in rows]], device)
+        if not capturing:
+            self._last[name] = rows, arriving
+        return arriving

@@ -349,10 +349,8 @@ class _Driver:
             self.method.after_step(step)
             if len(step.weights) != len(self.named_for) or not all(map(operator.is_, step.weights, self.named_for)):  # in few steps
                 self.named_for, self.named = step.weights, [(owned.site.key, owned.param) for owned in step.weights]
-            named, told = self.named, self.one_pass.moved if self.one_pass is not None else []
-            if told:
-                seen = {key for key, _ in told}
-                named = [(key, param) for key, param in named if key not in seen]
+            told = [] if self.one_pass is None else self.one_pass.moved
+            named = [self.named[i] for i in self.one_pass.rest] if self.one_pass and told else self.named
             self.watch.look(self.number, named, told)
 
     def _step(self) -> Step:

@@ -46,7 +46,7 @@ class FiniteWatch:
 
     def look(self, step: int, named: _Named, told: _Named = ()) -> None:
         """Look at the weights as they are after `step`: those `named` here, and those that a kernel has looked at already by `word`."""
-        self._last = [*named, *told] or self._last  # a step may move nothing, and news of an earlier one arrive in it
+        self._last = ([*named, *told] if named else told) or self._last  # a step may move nothing, and news of an earlier one arrive in it
         weights = [w if type(w) is nn.Parameter or type(w) is Tensor else shards.local(w) for _, w in named]
         first = next(iter(weights), told[0][1] if told else None)
         traced = first is not None and is_traced(first)

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from ..errors import OptimizerError
 from ..kernels.select import forced_path, why_not_one_pass
 from ..kernels.steps import Numbers, Rule, Squad, Term
 from ..layers import Site
+from ..masks import Grouping
 from .finite import FiniteWatch
 
 __all__ = ["OnePass", "check_optimizer"]
@@ -46,13 +47,27 @@ def check_optimizer(optimizer: Optimizer) -> None:
         raise OptimizerError(f"this {name} has a fused method attached already (to another model?); attach without fused=True")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_Weight: TypeAlias = tuple[Site, nn.Parameter, dict[str, Any]]  # with the optimizer's group that it is in
+
+
+@dataclass(slots=True, eq=False)
 class _Part:
-    """Weights that go together, by place, in a plan."""
+    """Weights that go together, by place in the plan, and what of them is the same in every step of the plan."""
 
     rule: Rule
     device: torch.device
     places: list[int]
+    named: list[tuple[str, Tensor]]
+    groupings: list[Grouping]
+    tensors: _Tensors | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """The weights and states of a part, in columns, and Adam's counts of steps."""
+
+    columns: list[list[Tensor]]
+    counts: list[Tensor | None]
 
 
 @dataclass(slots=True)
@@ -67,6 +82,7 @@ class OnePass:
 
     def __init__(self, optimizer: Optimizer, watch: FiniteWatch) -> None:
         self.unserved: dict[str, str] = {}  # the weights that the optimizer moved itself in the last step, and why
+        self.rest: list[int] = []  # their places
         self.moved: list[tuple[str, Tensor]] = []  # those that were moved here, by key
         self._optimizer = cast(Any, optimizer)  # torch types neither its state nor its groups
         self._watch = watch
@@ -75,8 +91,9 @@ class OnePass:
         self._plan = _Plan([], [], [])
         self._squads: dict[tuple[Rule, torch.device], Squad] = {}
         self._term = Term(0.0, "weight", False)
-        self._kept: list[tuple[Site, nn.Parameter, dict[str, Any]]] = []  # what is to be moved in this step
-        self._ids: set[int] = set()
+        self._weights: Sequence[_Weight] = ()
+        self._grads: list[Tensor | None] = []
+        self._ids: set[int] = set()  # of the weights that are to be moved in this step
         self._begun: dict[int, nn.Parameter] = {}  # whose momentum begins in this step
 
     def remove(self) -> None:
@@ -85,45 +102,49 @@ class OnePass:
 
     # ---- before the step ----
 
-    def keep_back(self, weights: Sequence[tuple[Site, nn.Parameter, dict[str, Any]]], term: Term | None) -> list[int]:
-        """Keep those of `weights` (with their parameter groups) that a kernel can move with `term`; returns the places of the others."""
-        self._kept, self._ids, self._begun, self.moved = [], set(), {}, []
+    def keep_back(self, weights: Sequence[_Weight], term: Term | None) -> list[int]:
+        """Keep those of `weights` that a kernel can move with `term`; returns the places of the others."""
+        self._ids, self._begun, self.moved, self.rest = set(), {}, [], list(range(len(weights)))
         if term is None:
-            return list(range(len(weights)))
-        key = [forced_path(), *(self._look(*weight) for weight in weights)]
+            return self.rest
+        self._term, self._weights, self._grads = term, weights, [param.grad for _, param, _ in weights]
+        kinds = {id(group): _kind(group) for group in self._optimizer.param_groups}
+        key: list[Any] = [forced_path()]
+        for (site, param, group), grad in zip(weights, self._grads, strict=True):
+            key.append((kinds[id(group)], site.grouping, *self._look(param, grad)))
         if key != self._plan.key:
             self._plan = self._make_plan(key, weights)
-        self._term, self._kept = term, list(weights)
-        self._ids = {id(weights[i][1]) for part in self._plan.parts for i in part.places}
-        return self._plan.rest
+        self._ids = {id(param) for part in self._plan.parts for _, param in part.named}
+        self.rest = self._plan.rest
+        return self.rest
 
-    def _look(self, site: Site, param: nn.Parameter, group: dict[str, Any]) -> tuple[Any, ...]:
-        """What a plan depends on: how weight, gradient and states look, where they lie, and the kind of step."""
-        grad, state = param.grad, self._optimizer.state.get(param, {})
-        assert grad is not None
-        held = [state[name] for name in ("momentum_buffer", "exp_avg", "exp_avg_sq") if isinstance(state.get(name), Tensor)]
-        lie = tuple((t.data_ptr(), t.dtype, t.stride()) for t in held) if type(param) is nn.Parameter else ()
-        options = tuple(bool(group.get(name)) for name in ("momentum", "nesterov", "amsgrad", "differentiable"))
-        at = param.data_ptr() if type(param) is nn.Parameter else 0
-        return id(param), at, param.dtype, param.shape, param.stride(), grad.dtype, grad.stride(), type(grad), lie, options, site.grouping
+    def _look(self, param: nn.Parameter, grad: Any) -> tuple[Any, ...]:
+        """What a plan depends on: how weight and gradient look and where they lie, and which tensors the states are."""
+        state = self._optimizer.state.get(param)
+        held = () if state is None else tuple((id(t), t.data_ptr()) for t in state.values() if type(t) is Tensor)
+        at = param.data_ptr() if type(param) is nn.Parameter else id(param)
+        return grad.dtype, grad.stride(), type(grad), at, param.dtype, param.shape, param.stride(), held
 
-    def _make_plan(self, key: list[Any], weights: Sequence[tuple[Site, nn.Parameter, dict[str, Any]]]) -> _Plan:
-        together: dict[tuple[Rule, torch.device], list[int]] = {}
+    def _make_plan(self, key: list[Any], weights: Sequence[_Weight]) -> _Plan:
+        together: dict[tuple[Rule, torch.device], _Part] = {}
         rest, before, self.unserved = [], self.unserved, {}
         for i, (site, param, group) in enumerate(weights):
             rule = self._rule(group)
             if (reason := self._why_not(site, param, group, rule)) is None:
-                together.setdefault((rule, param.device), []).append(i)
+                part = together.setdefault((rule, param.device), _Part(rule, param.device, [], [], []))
+                part.places.append(i)
+                part.named.append((site.key, param))
+                part.groupings.append(site.grouping)
             else:
                 rest.append(i)
                 self.unserved[site.key] = reason
         if self.unserved and not before:
-            key_of, reason = next(iter(self.unserved.items()))
+            name, reason = next(iter(self.unserved.items()))
             warnings.warn(
-                f"fused=True does not serve {len(rest)} of {len(weights)} sparse weights, which take two passes: {key_of}: {reason}",
+                f"fused=True does not serve {len(rest)} of {len(weights)} sparse weights, which take two passes: {name}: {reason}",
                 stacklevel=2,
             )
-        return _Plan(key, [_Part(*what, places) for what, places in together.items()], rest)
+        return _Plan(key, list(together.values()), rest)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         if isinstance(self._optimizer, Adam):
@@ -158,46 +179,74 @@ class OnePass:
         return answer
 
     def _move(self, part: _Part) -> None:
-        kept = [self._kept[i] for i in part.places]
-        grads = [_grad_as_planned(site, param, self._plan.key[1 + i]) for i, (site, param, _) in zip(part.places, kept, strict=True)]
-        states = [self._state(param, group, part.rule) for _, param, group in kept]
-        columns: list[Sequence[Tensor]] = [[param for _, param, _ in kept], grads]
-        columns += [[state[name] for state in states] for name in part.rule.states]
-        lrs = [_there(group["lr"], part.device) for _, _, group in kept]
-        counts = [_there(state["step"], part.device) if part.rule.adam else None for state in states]
-        numbers = [self._numbers(part, *weight[1:], state) for weight, state in zip(kept, states, strict=True)]
+        weights = [self._weights[i] for i in part.places]
+        grads = [self._grad(i, *self._weights[i]) for i in part.places]
+        tensors = part.tensors or self._tensors(part, weights)
         scale, found_inf = (_as_fp32(getattr(self._optimizer, name, None), part.device) for name in ("grad_scale", "found_inf"))
+        lr_of = {id(group): _there(group["lr"], part.device) for group in self._optimizer.param_groups}
+        lrs = [lr_of[id(group)] for _, _, group in weights]
         squad = self._squads.setdefault((part.rule, part.device), Squad())
         with torch.cuda.device(part.device) if part.device.type == "cuda" else nullcontext():  # which Triton launches on
-            settings = squad.settings(part.rule, numbers, lrs, counts, found_inf, part.device)
-            groupings, word = [site.grouping for site, _, _ in kept], self._watch.word(part.device)
-            squad.step(part.rule, self._term, columns, groupings, settings, scale, found_inf, word, layout=part)
-        self.moved += [(site.key, param) for site, param, _ in kept]
+            settings = squad.settings(part.rule, self._numbers(part, weights), lrs, tensors.counts, found_inf, part.device)
+            columns: list[Sequence[Tensor]] = [tensors.columns[0], grads, *tensors.columns[1:]]
+            word = self._watch.word(part.device)
+            squad.step(part.rule, self._term, columns, part.groupings, settings, scale, found_inf, word, layout=part)
+        self.moved = [*self.moved, *part.named] if self.moved else part.named
 
-    def _state(self, param: nn.Parameter, group: dict[str, Any], rule: Rule) -> dict[str, Any]:
-        """The optimizer's state of a weight, begun as torch begins it."""
-        if not rule.states:
-            return {}
-        state: dict[str, Any] = self._optimizer.state[param]
-        if rule.adam and not state:
-            self._theirs({**group, "params": [param]}, *([] for _ in range(6)))
-        elif rule.momentum and state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            self._begun[id(param)] = param
-        return state
+    def _grad(self, place: int, site: Site, param: nn.Parameter, _: Any) -> Tensor:
+        """The gradient as it is now: others may have changed it since the plan was made, though not how it lies in memory."""
+        grad = param.grad
+        if grad is None or (grad is not self._grads[place] and (grad.dtype, grad.stride(), type(grad)) != self._plan.key[1 + place][2:5]):
+            raise OptimizerError(
+                f"the gradient of {site.key} was replaced between the hooks before the step and the step, by one of another type or "
+                "layout; change it in place, or attach without fused=True"
+            )
+        return grad
 
-    def _numbers(self, part: _Part, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any]) -> Numbers:
+    def _tensors(self, part: _Part, weights: Sequence[_Weight]) -> _Tensors:
+        """The weights and states of a part. Kept where all states were there before the step: the plan's key then knows them."""
+        begins = False
+        states: list[dict[str, Any]] = []
+        for _, param, group in weights:
+            state = self._optimizer.state[param] if part.rule.states else {}
+            if part.rule.adam and not state:
+                begins = True
+                self._theirs({**group, "params": [param]}, *([] for _ in range(6)))  # torch begins it
+            elif part.rule.momentum and state.get("momentum_buffer") is None:
+                begins = True
+                state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                self._begun[id(param)] = param
+            states.append(state)
+        columns: list[list[Tensor]] = [[param for _, param, _ in weights]]
+        columns += [[state[name] for state in states] for name in part.rule.states]
+        counts = [_there(state["step"], part.device) if part.rule.adam else None for state in states]
+        tensors = _Tensors(columns, counts)
+        if not begins:
+            part.tensors = tensors
+        return tensors
+
+    def _numbers(self, part: _Part, weights: Sequence[_Weight]) -> list[Numbers]:
         """As `kernels.steps` wants them; 0 for what only the device knows."""
+        made: dict[Any, Numbers] = {}
+        numbers = []
+        for _, param, group in weights:
+            count = 0.0
+            if part.rule.adam and (step := self._optimizer.state[param]["step"]).device != part.device:
+                step += 1
+                count = float(step)
+            begins = id(param) in self._begun
+            if (what := (id(group), begins, count)) not in made:
+                made[what] = self._numbers_of(part, group, begins, count)
+            numbers.append(made[what])
+        return numbers
+
+    def _numbers_of(self, part: _Part, group: dict[str, Any], begins: bool, count: float) -> Numbers:
         lr, decay, sign = group["lr"], group["weight_decay"], -1.0 if group["maximize"] else 1.0
         lr = 0.0 if isinstance(lr, Tensor) and lr.device == part.device else _in_fp32(float(lr))
         if not part.rule.adam:
-            share = 1.0 if id(param) in self._begun else 1.0 - group["dampening"]
+            share = 1.0 if begins else 1.0 - group["dampening"]
             return lr, decay, 0.0, self._term.decay, sign, group["momentum"], share, 0.0, 0.0
         into, off = (0.0, decay) if group["decoupled_weight_decay"] else (decay, 0.0)
-        count = 0.0
-        if state["step"].device != part.device:
-            state["step"] += 1
-            count = float(state["step"])
         return (lr, into, off, self._term.decay, sign, *group["betas"], group["eps"], count)
 
     # ---- after the step ----
@@ -208,15 +257,9 @@ class OnePass:
             del self._optimizer.state[param]["momentum_buffer"]
 
 
-def _grad_as_planned(site: Site, param: nn.Parameter, look: tuple[Any, ...]) -> Tensor:
-    """The gradient as it is now: others may have changed it since the plan was made, though not how it lies in memory."""
-    grad = param.grad
-    if grad is None or (grad.dtype, grad.stride(), type(grad)) != look[5:8]:
-        raise OptimizerError(
-            f"the gradient of {site.key} was replaced between the hooks before the step and the step, by one of another type or layout; "
-            "change it in place, or attach without fused=True"
-        )
-    return grad
+def _kind(group: dict[str, Any]) -> tuple[bool, ...]:
+    """What of a group decides whether and how its weights can be served."""
+    return tuple(bool(group.get(name)) for name in ("momentum", "nesterov", "amsgrad", "differentiable"))
 
 
 def _there(number: float | Tensor, device: torch.device) -> Tensor | None:
