@@ -63,9 +63,11 @@ SGD_NUMBERS = (0.5, 0.25, 0.0, 0.5, 1.0, 0.5, 0.75, 0.0, 0.0)
 ADAM_NUMBERS = (0.01, 0.0, 0.1, 0.5, 1.0, 0.9, 0.99, 1e-8, 3.0)
 
 
-def compare(rule: Rule, term: Term, numbers: tuple[float, ...], pattern: str, dtype: torch.dtype = torch.float32, steps: int = 2) -> None:
-    """Some steps of weights in all layouts: SGD bit for bit, Adam within three units in the last place of the largest part."""
-    named = [(name, w.to(dtype), Grouping(Pattern(pattern), axis)) for name, (w, axis) in layouts(Pattern(pattern).m).items()]
+def compare(rule: Rule, term: Term, numbers: tuple[float, ...], pattern: str, dtype: torch.dtype = torch.float32, steps: int = 1) -> None:
+    """Some steps of weights, one step in all layouts: SGD bit for bit, Adam within four units in the last place of the larger of value
+    and 1."""
+    chosen = {name: laid for name, laid in layouts(Pattern(pattern).m).items() if steps == 1 or "conv" not in name}
+    named = [(name, w.to(dtype), Grouping(Pattern(pattern), axis)) for name, (w, axis) in chosen.items()]
     ours = [w.clone(memory_format=torch.preserve_format) for _, w, _ in named]
     ours[-1] = named[-1][1]  # a clone would be aligned
     theirs = [w.float().clone() for w in ours]
@@ -95,29 +97,30 @@ TERMS = [Term(0.0, refine, decoupled) for refine, decoupled in product(("weight"
 @job
 def sgd_is_the_reference_bit_for_bit() -> None:
     compare(Rule(False), TERMS[0], SGD_NUMBERS, "2:4")
-    compare(Rule(False, momentum=True), TERMS[3], SGD_NUMBERS, "2:4")
+    compare(Rule(False, momentum=True), TERMS[3], SGD_NUMBERS, "2:4", steps=2)
     for term in TERMS:
-        compare(Rule(False, momentum=True, nesterov=True), term, SGD_NUMBERS, "2:4", steps=1 if term.refine == "sign" else 2)
-    compare(Rule(False, momentum=True), TERMS[0], (*SGD_NUMBERS[:4], -1.0, *SGD_NUMBERS[5:]), "2:4")
+        compare(Rule(False, momentum=True, nesterov=True), term, SGD_NUMBERS, "2:4", steps=2)
+    compare(Rule(False, momentum=True), TERMS[0], (*SGD_NUMBERS[:4], -1.0, *SGD_NUMBERS[5:]), "2:4", steps=2)
 
 
 @job
 def every_pattern_and_layout() -> None:
     for pattern in ("1:2", "3:4", "4:8", "1:16", "16:32", "5:12", "4:4"):
-        compare(Rule(False, momentum=True), TERMS[0], SGD_NUMBERS, pattern, steps=1)
+        compare(Rule(False, momentum=True), TERMS[0], SGD_NUMBERS, pattern)
 
 
 @job
 def other_types_are_rounded_once() -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        compare(Rule(False, momentum=True), TERMS[0], (1.0, 0.0, 0.0, 1.0, 1.0, 0.5, 1.0, 0.0, 0.0), "2:4", dtype, steps=1)
+        compare(Rule(False, momentum=True), TERMS[0], (1.0, 0.0, 0.0, 1.0, 1.0, 0.5, 1.0, 0.0, 0.0), "2:4", dtype)
 
 
 @job
 def adam_is_the_reference() -> None:
+    compare(Rule(True), TERMS[0], ADAM_NUMBERS, "2:4")
     for term in TERMS:
-        compare(Rule(True), term, ADAM_NUMBERS, "2:4", steps=2 if term == TERMS[0] else 1)
-    compare(Rule(True), TERMS[0], (0.01, 0.125, 0.0, 0.5, -1.0, 0.6, 0.99, 1e-8, 3.0), "1:4")  # weight decay into the gradient
+        compare(Rule(True), term, ADAM_NUMBERS, "2:4", steps=2)
+    compare(Rule(True), TERMS[0], (0.01, 0.125, 0.0, 0.5, -1.0, 0.6, 0.99, 1e-8, 3.0), "1:4", steps=2)  # weight decay into the gradient
 
 
 @contextmanager
@@ -135,8 +138,8 @@ def strided_groups_in_order() -> None:
     for pattern in ("1:2", "2:4", "4:8"):  # 2:4 has blocks for masks, but a step has too many numbers for them
         assert (9, Pattern(pattern).m) in ways.IN_ORDER
         with stretches_of(512 if pattern == "4:8" else 256):
-            compare(Rule(False, momentum=True), TERMS[0], SGD_NUMBERS, pattern, steps=1)
-            compare(Rule(True), TERMS[0], ADAM_NUMBERS, pattern, steps=1)
+            compare(Rule(False, momentum=True), TERMS[0], SGD_NUMBERS, pattern)
+            compare(Rule(True), TERMS[0], ADAM_NUMBERS, pattern)
             squad, w = Squad(), exact(8, 2 * Pattern(pattern).m, 3, 3)
             launches = squad._ready([Grouping(Pattern(pattern))], [[w], [w.clone()]], "step")
             assert [launch.way.kind for launch in launches] == ["exchange"]
