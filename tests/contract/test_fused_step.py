@@ -26,7 +26,8 @@ from nofm.masks import Grouping
 from nofm.patterns import Pattern
 
 SCRIPT = Path(__file__).with_name("fused_jobs.py")
-JOBS = re.findall(r"^@job\ndef (\w+)", SCRIPT.read_text(), re.MULTILINE)
+FILES = [SCRIPT.with_name(f"fused_{part}_jobs.py") for part in ("kernel", "run", "edge")]
+JOBS = [name for file in FILES for name in re.findall(r"^@job\ndef (\w+)", file.read_text(), re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
