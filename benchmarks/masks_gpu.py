@@ -1,10 +1,9 @@
 """Mask and masked copy on the GPU: bandwidth as a share of a plain copy's, and speed against argsort + scatter.
 
-    python benchmarks/masks_gpu.py [--weights 67108864] [--patterns 16:32 8:16] [--branch-from-m 64] [--json FILE]
+    python benchmarks/masks_gpu.py [--weights 67108864] [--json FILE]
 
 Each figure is a ratio of two things timed in turns in the same run (CUDA events, median), on random data. Copy and masked copy both go
 from fp32 to bf16: 4 bytes read and 2 written a weight. The masks of all timed tensors are compared with the oracle first.
---branch-from-m sets from which M on the kernels look at ties only where there are some (64: nowhere), to compare the two.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import triton.language as tl
 
 import nofm
-from nofm.kernels import multi, reference, triton_sort
+from nofm.kernels import multi, reference
 from nofm.masks import Grouping
 from nofm.patterns import Pattern
 
@@ -64,16 +62,12 @@ def layouts(weights: int) -> dict[str, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=int, default=1 << 26)
-    parser.add_argument("--patterns", nargs="+", default=PATTERNS)
-    parser.add_argument("--branch-from-m", type=int, default=None)
     parser.add_argument("--json", default="")
     args = parser.parse_args()
-    if args.branch_from_m is not None:
-        triton_sort._BRANCH_FROM_M = tl.constexpr(args.branch_from_m)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, nofm {nofm.__version__}")
     rows = []
     for layout, w in layouts(args.weights).items():
-        for text in args.patterns:
+        for text in PATTERNS:
             pattern = Pattern(text)
             grouping, out = Grouping(pattern), torch.empty_like(w, dtype=torch.bfloat16)
             fleet = multi.Fleet()
@@ -92,16 +86,7 @@ def main() -> None:
             print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     if args.json:
         with open(args.json, "w") as file:
-            json.dump(
-                {
-                    "device": torch.cuda.get_device_name(),
-                    "torch": torch.__version__,
-                    "branch_from_m": triton_sort._BRANCH_FROM_M.value,
-                    "rows": rows,
-                },
-                file,
-                indent=1,
-            )
+            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

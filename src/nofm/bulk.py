@@ -10,10 +10,10 @@ A layer puts what it was handed in front of its weight in its own forward only, 
 Hooks may also change weights before a layer begins: modules that have hooks, and all below them, are left to themselves.
 
 The copy that the kernel writes into is made by `weight.to(bfloat16)` or `weight.clone()`: torch's own operations with torch's own
-gradients, which send the gradient straight through and cost the host less than an autograd function in Python would. On a GPU they
-copy nothing (`_EmptyCopies`), since the kernel writes all of it: a masked weight then costs the memory traffic of autocast's cast,
-which it takes the place of. For the host's sake, too, what was found out about the layers is kept, and only compared in the next
-forward.
+gradients, which send the gradient straight through and cost the host less than an autograd function in Python would. In a CUDA graph,
+and for large weights, they copy nothing (`_EmptyCopies`), since the kernel writes all of it: a masked weight then costs the memory traffic
+of autocast's cast, which it takes the place of. For the host's sake, too, what was found out about the layers is kept, and only
+compared in the next forward.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ _STATE = "_nofm_bulk"
 _DEVICES: dict[str, Path] = {"cuda": "triton", "cpu": "cpu"}  # and the path that serves many weights there
 # Weights of all layers together. Above, arithmetic counts more than Python on the CPU, and the copy is made for nothing.
 _SMALL = 1 << 20
+# Weights of a layer, on average. Above, an H200 takes longer to copy them in vain (6 bytes each) than the host to step into the dispatcher
+# (4 us a layer), which is lost where the GPU waits for the host.
+_LARGE = 3 << 20
 
 
 def hang_on_(model: nn.Module) -> None:
@@ -99,6 +102,13 @@ class _Plan:
     hooks: list[Any]  # where hooks are kept
     hooked: list[int]  # and how many there were
     handles: int  # torch's count of all hooks ever registered, which says at once that none are new
+
+    def writes_once(self) -> bool:
+        """Whether it pays that copies are made without being written."""
+        if self.jobs is not None:
+            return False
+        is_large = sum(weight.numel() for weight in self.weights) > _LARGE * len(self.weights)
+        return is_large or (self.device == "cuda" and torch.cuda.is_current_stream_capturing())
 
     def holds(self) -> bool:
         if self.forced != forced_path() or not self._has_the_same_hooks():
@@ -180,7 +190,7 @@ def _make_masked(model: nn.Module, bulk: _Bulk) -> None:
     if plan.jobs is not None and casting:  # the C kernels write fp32
         return
     dtype = torch.get_autocast_dtype(plan.device) if casting else None
-    with nullcontext() if plan.jobs is not None else _EmptyCopies():
+    with _EmptyCopies() if plan.writes_once() else nullcontext():
         outs = [
             weight.clone() if dtype is None or not cast or weight.dtype != torch.float32 else weight.to(dtype)
             for weight, cast in zip(plan.weights, plan.casts, strict=True)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import nofm
+from nofm import bulk
 from nofm.kernels import multi, ops, reference, ways
 from nofm.kernels.lookout import Lookout
 from nofm.kernels.select import explain, use
@@ -130,24 +131,6 @@ def compare_bits(pattern: str) -> None:
     print("compared bits", pattern)
 
 
-def compare_with_and_without_ties(pattern: str) -> None:
-    """Large groups, where ties are looked at only in programs (of 128 groups) that have one between kept and pruned: here the first has
-    none, the second has one, and the third has one that does not matter, among the kept."""
-    grouping, n, m = Grouping(Pattern(pattern)), Pattern(pattern).n, Pattern(pattern).m
-    torch.manual_seed(m)
-    w = torch.stack([torch.randperm(m) + 1.0 for _ in range(3 * 128)])
-    w[130][w[130] == m - n] = m - n + 1.0
-    w[260][w[260] == m] = m - 1.0
-    out, bits, fleet = torch.empty_like(w), torch.zeros(w.numel() // 8, dtype=torch.uint8), multi.Fleet()
-    fleet.masked_into([w], [grouping], [out])
-    multi.Fleet().bits_into([w], [grouping], [bits], None)
-    mask = reference.mask(w, grouping)
-    assert fleet._launches[0].programs == 3
-    assert torch.equal(out, torch.where(mask, w, 0.0)), pattern
-    assert torch.equal(multi.unpack_bits(bits, m, w.shape, w.stride(), 1), mask), pattern
-    print("compared ties", pattern)
-
-
 def look_for_not_finite(dtype: torch.dtype) -> None:
     sizes, lookout = ((7, 12), (300, 16), (3, 3, 3)), Lookout()
     weights = [torch.full(size, torch.finfo(dtype).max, dtype=dtype) for size in sizes]
@@ -208,9 +191,13 @@ def hand_out_masked_weights_and_show_dense_ones() -> None:
         expected = model[4](model[3](model[2](model[1](model[0](x)))))
         model[1].register_forward_hook(look)
         torch.testing.assert_close(model(x), expected)
+        bulk._LARGE = 0  # from now on the copies are written by the kernel alone
+        out = model(x)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), model[0].weight)[0] for each in (out, expected)))
         model[2].register_forward_pre_hook(look)
         torch.testing.assert_close(model(x), expected)
-    assert handed == [True, False, False]
+    assert handed == [True, True, False, False]
     print("compared hooks")
 
 
@@ -242,8 +229,6 @@ if __name__ == "__main__":
         for kind in (torch.float32, torch.bfloat16, torch.float16):
             compare_masks(text, kind)
         compare_bits(text)
-    for text in ("16:32", "8:16", "3:16"):
-        compare_with_and_without_ties(text)
     for text, way in IN_ORDER:
         compare_in_order(text, way)
     for kind in (torch.float32, torch.bfloat16, torch.float16):

@@ -274,10 +274,11 @@ def test_a_weight_that_is_not_finite_is_named(graphed):
 
 
 def test_a_masked_weight_takes_the_place_of_the_cast():
-    """One pass over the weight makes what the layer computes with: no copy of the dense weight comes before it."""
-    layer = nn.Sequential(nn.Linear(1024, 1024, bias=False)).cuda()
+    """One pass over the weight makes what the layer computes with: no copy of the dense weight comes before it,
+    where the weight is large enough for that to pay."""
+    layer = nn.Sequential(nn.Linear(2048, 2048, bias=False)).cuda()
     nofm.sparsify_(layer, "2:4", preset="all")
-    x = torch.randn(8, 1024, device="cuda")
+    x = torch.randn(8, 2048, device="cuda")
 
     def forward() -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -296,4 +297,4 @@ def test_a_masked_weight_takes_the_place_of_the_cast():
     assert sum("masked_kernel" in name for name in kernels) == 1, kernels
     assert sum("copy" in name for name in kernels) == 1, kernels  # of x, by autocast
     out.float().sum().backward()
-    torch.testing.assert_close(layer[0].weight.grad, x.bfloat16().float().sum(0).expand(1024, 1024), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(layer[0].weight.grad, x.bfloat16().float().sum(0).expand(2048, 2048), rtol=2e-2, atol=2e-2)

@@ -60,8 +60,8 @@ class Augment:
         image, wrapped = v2.Compose(steps)(tv_tensors.Image(image), wrapped)
         found = {name: value.as_subclass(Tensor) for name, value in wrapped.items()}
         if "masks" in found:  # of a thin object, what the cut has left may lie in the box's corner only
-            seen = (found["masks"] != 0).flatten(1).any(1)
-            found = {name: value[seen] if name in ("boxes", "labels", "masks") else value for name, value in found.items()}
+            seen = (found["masks"] != 0).flatten(1).any(1)  # on the device of resident images, whose boxes stay with the host
+            found = {name: value[seen.to(value.device)] if name in ("boxes", "labels", "masks") else value for name, value in found.items()}
         return image.as_subclass(Tensor), found
 
 

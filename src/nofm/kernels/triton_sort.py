@@ -15,16 +15,11 @@ import triton.language as tl
 __all__ = ["count_ones", "keep_bits", "keep_n", "magnitude_key"]
 
 
-# From this M on, ties are looked at only where a group of the program has one that matters: the last key that is kept equals the first
-# that is not. fp32 weights hardly ever have one, and looking at them is a third of the instructions.
-_BRANCH_FROM_M = tl.constexpr(16)
-
-
 @triton.jit
 def _sorted(values, M: tl.constexpr):
     """M keys in descending order: Batcher's odd-even merge sort, two instructions for each exchange.
 
-    Only the n-th largest and the next are looked at, so the compiler drops every exchange that does not lead there: for 16:32 it is left
+    Only the n-th largest is looked at, so the compiler drops every exchange that does not lead there: for 16:32 it is left
     with two sorts of 16 and 32 minima and maxima.
     """
     for log_p in tl.static_range(6):
@@ -66,30 +61,13 @@ def keep_n(keys, N: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr):
     """For keys FIRST .. FIRST + M of a lane: a tuple of M flags, True at the N largest, the earlier first among equals."""
     own = _own_keys(keys, FIRST, M)
     ranked = _sorted(own, M)
-    if keys[FIRST].dtype == tl.int16 or N == M or M >= _BRANCH_FROM_M:
-        if keys[FIRST].dtype != tl.int16 and N < M:
-            own = _without_ties(own, ranked[N - 1], ranked[N], N, M)
+    if keys[FIRST].dtype == tl.int16 or N == M:
         keep = ()
         for m in tl.static_range(M):
             keep = keep + (own[m] >= ranked[N - 1],)
     else:
         keep = _first_of_equals(own, ranked[N - 1], N, M)
     return keep
-
-
-@triton.jit
-def _without_ties(own, threshold, following, N: tl.constexpr, M: tl.constexpr):
-    """The keys, but for those that equal the threshold and find no room: they are lowered by one. Nothing to do where a program has none.
-
-    Flags would be the plainer result, but carried out of a branch they cost more than the branch saves.
-    """
-    if tl.max((threshold == following).to(tl.int32), axis=0) != 0:
-        keep = _first_of_equals(own, threshold, N, M)
-        lowered = ()
-        for m in tl.static_range(M):
-            lowered = lowered + (tl.where(keep[m], own[m], tl.minimum(own[m], threshold - 1)),)
-        own = lowered
-    return own
 
 
 @triton.jit
@@ -118,9 +96,7 @@ def keep_bits(keys, N: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr):
     else:
         own = _own_keys(keys, FIRST, M)
         ranked = _sorted(own, M)
-        if keys[FIRST].dtype == tl.int16 or N == M or M >= _BRANCH_FROM_M:
-            if keys[FIRST].dtype != tl.int16 and N < M:
-                own = _without_ties(own, ranked[N - 1], ranked[N], N, M)
+        if keys[FIRST].dtype == tl.int16 or N == M:
             bits = ~_bits_beyond(own, ranked[N - 1], False, M) & (0xFFFFFFFF >> (32 - M))
         else:
             bits = _first_bits_of_equals(own, ranked[N - 1], N, M)

@@ -33,9 +33,8 @@ def _exchange_flags(w_T, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, T: t
     """Which of T weights are kept. Those after the last whole block get some answer."""
     G: tl.constexpr = T // M
     group = tl.arange(0, G)
-    block = tl.minimum(group // K, T // (M * K) - 1)  # groups too many do the last block again: nothing there would be full of ties
-    place_GM = (block * (M * K) + group % K)[:, None] + (tl.arange(0, M) * K)[None, :]
-    key_T = tl.gather(magnitude_key(w_T), tl.reshape(place_GM, (T,)), 0)
+    place_GM = ((group // K) * (M * K) + group % K)[:, None] + (tl.arange(0, M) * K)[None, :]
+    key_T = tl.gather(magnitude_key(w_T), tl.reshape(tl.minimum(place_GM, T - 1), (T,)), 0)
     bits = keep_bits(_columns(tl.reshape(key_T, (G, M)), G, M), N, 0, M)
     place = tl.arange(0, T)
     home = tl.minimum((place // (M * K)) * K + place % K, G - 1)
