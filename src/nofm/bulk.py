@@ -96,7 +96,7 @@ class _Plan:
     groupings: list[Grouping]
     casts: list[bool]
     jobs: cpu.Jobs | None  # what the CPU does; None on a GPU
-    device: str
+    device: torch.device
     forced: Path | None
     lay: list[Any]  # on the CPU: where the weights lay and how; a fleet looks for itself
     hooks: list[Any]  # where hooks are kept
@@ -108,7 +108,7 @@ class _Plan:
         if self.jobs is not None:
             return False
         is_large = sum(weight.numel() for weight in self.weights) > _LARGE * len(self.weights)
-        return is_large or (self.device == "cuda" and torch.cuda.is_current_stream_capturing())
+        return is_large or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
     def holds(self) -> bool:
         if self.forced != forced_path() or not self._has_the_same_hooks():
@@ -118,7 +118,7 @@ class _Plan:
                 return False
         if self.jobs is not None:
             return [(w.data_ptr(), w.shape, w.stride()) for w in self.weights] == self.lay
-        return all(weight.device.type == self.device for weight in self.weights)
+        return all(weight.device == self.device for weight in self.weights)
 
     def _has_the_same_hooks(self) -> bool:
         if self.handles != RemovableHandle.next_id:
@@ -182,14 +182,14 @@ def _make_masked(model: nn.Module, bulk: _Bulk) -> None:
         first = next(model.parameters(), None)
         if first is None or first.device.type not in _DEVICES:
             return
-        if plan is None or plan.device != first.device.type or not plan.holds():
-            plan = bulk.plan = _make_plan(model, first.device.type)
+        if plan is None or plan.device != first.device or not plan.holds():
+            plan = bulk.plan = _make_plan(model, first.device)
         if not plan.weights:
             return
-    casting = torch.is_autocast_enabled(plan.device)
+    casting = torch.is_autocast_enabled(plan.device.type)
     if plan.jobs is not None and casting:  # the C kernels write fp32
         return
-    dtype = torch.get_autocast_dtype(plan.device) if casting else None
+    dtype = torch.get_autocast_dtype(plan.device.type) if casting else None
     with _EmptyCopies() if plan.writes_once() else nullcontext():
         outs = [
             weight.clone() if dtype is None or not cast or weight.dtype != torch.float32 else weight.to(dtype)
@@ -224,9 +224,9 @@ def _take_back(bulk: _Bulk) -> None:
     bulk.call.clear()
 
 
-def _make_plan(model: nn.Module, device: str) -> _Plan:
+def _make_plan(model: nn.Module, device: torch.device) -> _Plan:
     forced = forced_path()
-    path = forced or _DEVICES[device]
+    path = forced or _DEVICES[device.type]
     observed = _observed(model)
     try:
         chosen = [site for site in sites(model) if _suits(site, device, path, observed)]
@@ -277,9 +277,9 @@ def _jobs(chosen: list[Site]) -> cpu.Jobs:
     return cpu.Jobs([site.weight.data_ptr() for site in chosen], shapes)
 
 
-def _suits(site: Site, device: str, path: Path, observed: set[int]) -> bool:
+def _suits(site: Site, device: torch.device, path: Path, observed: set[int]) -> bool:
     """Whether the launch over all weights can serve this one, and all its users want it in the same type."""
-    if site.weight.device.type != device or site.lens is not ste.straight_through:
+    if site.weight.device != device or site.lens is not ste.straight_through:
         return False
     if path == "torch" or choose(site.weight, site.grouping) != path:
         return False

@@ -284,3 +284,31 @@ def test_a_whole_step_in_a_cuda_graph():
         step()
     for p, expected in zip(model.parameters(), replayed, strict=True):
         torch.testing.assert_close(p.detach(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [False, True], ids=["on one device", "over all devices"])
+def test_a_model_is_masked_where_it_lies(spread):
+    """Whatever the current device is: with one GPU this is the usual case, with more of them layers lie elsewhere."""
+    devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in devices), nn.Linear(64, 64, bias=False))
+    nofm.sparsify_(model, "2:4", preset="all")
+    expected = [nofm.mask(layer.weight, "2:4") for layer in model]
+    for i, layer in enumerate(model):
+        layer.to(devices[i % len(devices)] if spread else devices[-1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    nofm.attach(nofm.SRSTE(decay=0.5), model, optimizer)
+    sad = nofm.SAD(model)
+    for layer, mask in zip(model, expected, strict=True):
+        x = torch.eye(64, device=layer.weight.device)
+        seen = layer(x).t()
+        assert torch.equal(seen != 0, mask.to(seen.device))
+        seen.sum().backward()
+        layer.weight.grad.zero_()
+    sad.record(0)
+    optimizer.step()
+    for layer, mask in zip(model, expected, strict=True):
+        pruned = ~mask.to(layer.weight.device)
+        assert torch.equal(layer.weight.grad, torch.where(pruned, 0.5 * layer.weight, 0.0))
+    for packed, mask in zip(sad.packed(0).values(), expected, strict=True):
+        assert torch.equal(unpack(packed.cpu(), mask.shape), mask)

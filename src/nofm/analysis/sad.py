@@ -102,7 +102,7 @@ class _Fleet:
         for site in found:
             weight, grouping = site.weight, site.grouping
             size = bits_bytes(weight, grouping) if site.stored_mask is None and choose(weight, grouping) == "triton" else None
-            if size is not None:
+            if size is not None and fleet.is_at_home(weight):
                 fleet.sites.append(site)
                 fleet.weights.append(weight)
                 fleet.groupings.append(grouping)
@@ -110,8 +110,12 @@ class _Fleet:
                 fleet.edges.append(fleet.edges[-1] + -(-size // 16) * 16)
         return fleet
 
+    def is_at_home(self, weight: Tensor) -> bool:
+        """Whether `weight` is where the others are; a model may be spread over several devices."""
+        return not self.weights or weight.device == self.weights[0].device
+
     def holds(self) -> bool:
-        if self.forced != forced_path():
+        if self.forced != forced_path() or not all(map(self.is_at_home, self.weights)):
             return False
         for site, weight, order in zip(self.sites, self.weights, self.orders, strict=True):
             if site.module._parameters.get(site.param) is not weight or weight.stride() != order.strides or site.stored_mask is not None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .multi import at
+
 __all__ = ["Lookout"]
 
 _WEIGHTS_OF_A_PROGRAM = 4096
@@ -27,10 +29,11 @@ class Lookout:
         key = [(w.data_ptr(), w.dtype, w.numel()) for w in weights]
         if key != self._key:
             self._key, self._launches = key, self._plan(weights)
-        for table, block_weight, first_block, like in self._launches:
-            not_finite_kernel[(len(block_weight),)](
-                table, block_weight, first_block, word.view(torch.int32), like, ROW=2, B=_WEIGHTS_OF_A_PROGRAM
-            )
+        with at(word.device):
+            for table, block_weight, first_block, like in self._launches:
+                not_finite_kernel[(len(block_weight),)](
+                    table, block_weight, first_block, word.view(torch.int32), like, ROW=2, B=_WEIGHTS_OF_A_PROGRAM
+                )
 
     @staticmethod
     def _plan(weights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from ..masks import Grouping
 from .ways import FIXED_STRIDES, Task, Way, way_for
 
-__all__ = ["Fleet", "axis_stride", "bits_bytes", "bits_lane", "constants", "fills_memory", "hold", "lie_alike", "sent", "unpack_bits"]
+__all__ = ["Fleet", "at", "axis_stride", "bits_bytes", "bits_lane", "constants", "fills_memory", "hold", "lie_alike", "sent", "unpack_bits"]
 
 _BITS_TYPE = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}
 
@@ -97,8 +98,13 @@ def constants(grouping: Grouping, stride: int, way: Way, aligned: bool) -> dict[
     return {**shared, "K": fixed, "K4": aligned and fixed == 0 and stride % 4 == 0, "VECTOR": vector}
 
 
+def at(device: torch.device) -> AbstractContextManager[Any]:
+    """Where Triton launches, which does not look where tensors lie: a model may be on another GPU than the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 class Fleet:
-    """A list of weights that are worked on together, step after step, by one kind of kernel."""
+    """A list of weights on one device that are worked on together, step after step, by one kind of kernel."""
 
     def __init__(self) -> None:
         self._layout: object = None
@@ -126,12 +132,13 @@ class Fleet:
         from .triton_masks import masked_kernel
         from .triton_tiles import in_order_masked_kernel
 
-        for launch in self._ready(groupings, [weights, outs], "masked"):
-            first = launch.members[0]
-            kernel = masked_kernel if launch.way.kind == "walk" else in_order_masked_kernel
-            kernel[(launch.programs,)](
-                launch.table, launch.block_weight, launch.first_block, weights[first], outs[first], FLAGS=flags, **launch.constants
-            )
+        with at(weights[0].device):
+            for launch in self._ready(groupings, [weights, outs], "masked"):
+                first = launch.members[0]
+                kernel = masked_kernel if launch.way.kind == "walk" else in_order_masked_kernel
+                kernel[(launch.programs,)](
+                    launch.table, launch.block_weight, launch.first_block, weights[first], outs[first], FLAGS=flags, **launch.constants
+                )
 
     def refine_into(
         self,
@@ -151,13 +158,14 @@ class Fleet:
         from .triton_masks import refine_kernel
         from .triton_tiles import in_order_refine_kernel
 
-        for launch in self._ready(groupings, [weights, outs], "refine", layout):
-            first = launch.members[0]
-            kernel = refine_kernel if launch.way.kind == "walk" else in_order_refine_kernel
-            kernel[(launch.programs,)](
-                launch.table, launch.block_weight, launch.first_block, factors, scale, weights[first], outs[first],
-                SIGN=sign, **launch.constants,
-            )  # fmt: skip
+        with at(weights[0].device):
+            for launch in self._ready(groupings, [weights, outs], "refine", layout):
+                first = launch.members[0]
+                kernel = refine_kernel if launch.way.kind == "walk" else in_order_refine_kernel
+                kernel[(launch.programs,)](
+                    launch.table, launch.block_weight, launch.first_block, factors, scale, weights[first], outs[first],
+                    SIGN=sign, **launch.constants,
+                )  # fmt: skip
 
     def bits_into(
         self, weights: Sequence[Tensor], groupings: Sequence[Grouping], bits: Sequence[Tensor], before: Sequence[Tensor] | None
@@ -167,12 +175,13 @@ class Fleet:
 
         columns = [weights, bits] if before is None else [weights, bits, before]
         counts = torch.zeros(len(weights), dtype=torch.int64, device=weights[0].device)
-        for launch in self._ready(groupings, columns, "bits"):
-            first, lane = launch.members[0], bits_lane(launch.grouping)
-            bits_kernel[(launch.programs,)](
-                launch.table, launch.block_weight, launch.first_block, counts, weights[first], bits[first].view(_BITS_TYPE[lane]),
-                S=lane, COMPARE=before is not None, **launch.constants,
-            )  # fmt: skip
+        with at(weights[0].device):
+            for launch in self._ready(groupings, columns, "bits"):
+                first, lane = launch.members[0], bits_lane(launch.grouping)
+                bits_kernel[(launch.programs,)](
+                    launch.table, launch.block_weight, launch.first_block, counts, weights[first], bits[first].view(_BITS_TYPE[lane]),
+                    S=lane, COMPARE=before is not None, **launch.constants,
+                )  # fmt: skip
         return counts
 
     def _ready(self, groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], task: Task, layout: object = None) -> list[_Launch]:

@@ -95,9 +95,13 @@ def _verdict(fleet: Fleet, weights: Sequence[Tensor], groupings: Sequence[Groupi
     if verdict is not None and verdict.key == key:
         return verdict
     verdict = fleet.verdict = _Verdict(key)
+    home: torch.device | None = None  # of a launch; weights of a model that is spread over several devices may lie elsewhere
     for i, (weight, grouping, out) in enumerate(zip(weights, groupings, outs, strict=True)):
         alike = out.dtype == weight.dtype and lie_alike(out, weight) and type(out) is Tensor
         path = choose(weight, grouping) if alike else "torch"
+        if path == "triton":
+            home = home or weight.device
+            path = "triton" if weight.device == home else "torch"
         verdict.places["torch" if path == "cpu" and scaled else path].append(i)
     patterns = [(weights[i], groupings[i], groupings[i].pattern) for i in verdict.places["cpu"]]
     shapes = [(w.numel() // p.m, p.n, p.m, _stride(w, g)) for w, g, p in patterns]

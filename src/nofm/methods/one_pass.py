@@ -18,7 +18,6 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..errors import OptimizerError
+from ..kernels.multi import at
 from ..kernels.select import forced_path, why_not_one_pass
 from ..kernels.steps import Numbers, Rule, Squad, Term
 from ..layers import Site
@@ -186,7 +186,7 @@ class OnePass:
         lr_of = {id(group): _there(group["lr"], part.device) for group in self._optimizer.param_groups}
         lrs = [lr_of[id(group)] for _, _, group in weights]
         squad = self._squads.setdefault((part.rule, part.device), Squad())
-        with torch.cuda.device(part.device) if part.device.type == "cuda" else nullcontext():  # which Triton launches on
+        with at(part.device):
             settings = squad.settings(part.rule, self._numbers(part, weights), lrs, tensors.counts, found_inf, part.device)
             columns: list[Sequence[Tensor]] = [tensors.columns[0], grads, *tensors.columns[1:]]
             word = self._watch.word(part.device)
