@@ -233,6 +233,7 @@ def test_a_report_says_where_it_is_and_what_came_out(run, tmp_path, capsys, monk
     assert shown.splitlines()[-5:] == [f"all/{name}" for name in (*names, "report.png")]
     assert shown.splitlines()[1].split()[:3] == ["digits", "2", f"{accuracy:.2f}"]
     assert (tmp_path / "all" / "report.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert main(["report", *map(str, sorted((tmp_path / "all").iterdir()))]) == 0  # all/*, with the report of before in it
 
 
 def test_help_of_report_names_its_argument(capsys):

@@ -1,4 +1,4 @@
-"""Mutants break contracts on purpose (`make mutants`). One whose text is gone from the source would break nothing, and nobody would know."""
+"""Mutants break contracts on purpose (`make mutants`). One whose text is gone from the source would break nothing, unnoticed."""
 
 from __future__ import annotations
 

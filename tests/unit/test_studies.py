@@ -39,6 +39,14 @@ def base(name: str, root: str):
 
 # RegNets need large images; digits' one-cycle schedule cannot begin again for methods that train twice.
 REFUSED = {("regnet", "cifar10/resnet20"), ("regnet", "cifar10/resnet18"), ("regnet", "digits"), ("table2", "digits"), ("table3", "digits")}
+
+
+@pytest.mark.parametrize(("study", "what"), [("table2", "ASP"), ("table3", "a lottery ticket")])
+def test_rows_that_train_twice_say_which_schedule_they_need(study, what):
+    with pytest.raises(ConfigError, match=f"schedule.kind = onecycle: {what} begins .* add --schedule.kind cosine"):
+        STUDIES[study](find("digits"))
+
+
 TASKS = ("detection", "segmentation", "flow", "translation")  # theirs are in tests/integration/test_study_tasks.py
 MADE = [(study, name) for study in STUDIES if study not in TASKS for name in BASES if (study, name) not in REFUSED]
 

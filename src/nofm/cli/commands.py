@@ -47,6 +47,7 @@ def report(
     """
     if not runs:
         raise ConfigError("report: give at least one run folder: nofm report RUN [RUN ...]")
+    runs = tuple(run for run in runs if not run.is_file()) or runs  # DIR/* finds the report of before, too
     runs = tuple(inner for run in runs for inner in runs_in(run))
     for run in runs:
         check_run(run)

@@ -89,8 +89,9 @@ def command(args: list[str]) -> int:
             how: dict[str, Any] = {"by_row": wishes.by_row, "lanes": wishes.lanes, "known": known_runs(wishes.into or out)}
             try:
                 trouble = train_rows(out, wishes.on, typed, rows, seeds, stop=stop, **how)
-            except Stopped:
+            except Stopped as stopped:
                 if not over.is_set():
+                    stopped.go_on = "the same command"
                     raise
                 print(f"the time is up, {wishes.minutes:g} minutes; give the same command again to go on", flush=True)
     _write(out, wishes.into or out, studies, base, may_be_empty=over.is_set())

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.config import ConfigError, MethodConfig, RunConfig
 from ..engine.resolve import telling, to_dict
 
-__all__ = ["Claim", "Row", "Study", "dense", "lasting", "nm", "only_for", "run_name", "share", "unstructured"]
+__all__ = ["Claim", "Row", "Study", "dense", "lasting", "nm", "only_for", "restarting", "run_name", "share", "unstructured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,16 @@ def only_for(kind: str, base: RunConfig) -> None:
     """Raise where the base learns something else than `kind`."""
     if base.task.kind != kind:
         raise ConfigError(f"task.kind = {base.task.kind}: this study is of {kind}")
+
+
+def restarting(base: RunConfig, length: int, at: Sequence[int], what: str) -> RunConfig:
+    """`base` made `length` long, with the learning rate's schedule from its start again `at` these times."""
+    if base.schedule.kind != "cosine":
+        raise ConfigError(
+            f"schedule.kind = {base.schedule.kind}: {what} begins the learning rate anew in the middle of the run, which only cosine can; "
+            "add --schedule.kind cosine, for all rows alike"
+        )
+    return dataclasses.replace(lasting(base, length), schedule=dataclasses.replace(base.schedule, restarts=tuple(at)))
 
 
 # ---- names of runs ----

@@ -18,6 +18,7 @@ from .read import Run
 __all__ = ["Band", "Group", "Stat", "band", "differing", "flatten", "group_runs", "stat", "thin"]
 
 # Settings that do not change what is trained: the seed, and where and how the run was started.
+_METHOD = "sparsity.method.kind"
 _NOT_COMPARED = ("seed", "out", "resume")
 
 
@@ -122,18 +123,26 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Short names that tell the groups apart: the words among the settings that differ, then as many numbers as needed."""
+    """Short names that tell the groups apart: the method if it differs, other words that do, then as many numbers as needed."""
     if len(settings) == 1:
         return [str(settings[0]["recipe"])]
     keys = differing(settings)
-    keys.sort(key=lambda key: not any(isinstance(each.get(key), str) for each in settings))  # stable: words first
+    words = {key for key in keys if any(isinstance(each.get(key), str) for each in settings)}
+    keys.sort(key=lambda key: (key != _METHOD, key not in words))  # stable
     parts: list[list[str]] = [[] for _ in settings]
     for key in keys:
-        longer = [[*before, *_part(key, each.get(key))] for before, each in zip(parts, settings, strict=True)]
+        longer = [[*before, *_part(key, _told(each, key))] for before, each in zip(parts, settings, strict=True)]
         if len({tuple(p) for p in longer}) > len({tuple(p) for p in parts}):
             parts = longer
+    for part, each in zip(parts, settings, strict=True):  # what only the others have does not name a group
+        part += next((more for key in keys if not part and (more := _part(key, _told(each, key)))), [])
     labels = [" ".join(p) or "default" for p in parts]
     return [label if labels.count(label) == 1 else f"{label} #{labels[: i + 1].count(label)}" for i, label in enumerate(labels)]
+
+
+def _told(settings: Mapping[str, Any], key: str) -> Any:
+    """A setting as a name may use it: a dense network has no pattern, though its masks are watched by one."""
+    return None if key == "sparsity.pattern" and settings.get(_METHOD) == "dense" else settings.get(key)
 
 
 def _part(key: str, value: Any) -> list[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from ...engine.config import RunConfig
-from ..study import Claim, Row, Study, dense, lasting, nm, only_for, share
+from ..study import Claim, Row, Study, dense, nm, only_for, restarting, share
 
 __all__ = ["study"]
 
@@ -15,8 +13,7 @@ _LONGER = 5 / 3  # the paper's 200 epochs of ASP beside its 120
 def _asp(base: RunConfig, times: float) -> RunConfig:
     """ASP over `times` the base's length: half of it dense, then pruned, and the learning rate's schedule again from its start."""
     length = round(share(base, times))
-    schedule = dataclasses.replace(base.schedule, restarts=(length // 2,))
-    return nm(dataclasses.replace(lasting(base, length), schedule=schedule), "2:4", "asp", prune_at=length // 2)
+    return nm(restarting(base, length, (length // 2,), "ASP"), "2:4", "asp", prune_at=length // 2)
 
 
 def study(base: RunConfig) -> Study:

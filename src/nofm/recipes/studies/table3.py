@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 from ...engine.config import RunConfig
-from ..study import Claim, Row, Study, dense, lasting, nm, only_for, share, unstructured
+from ..study import Claim, Row, Study, dense, nm, only_for, restarting, share, unstructured
 
 __all__ = ["study"]
 
@@ -56,8 +56,7 @@ def _options(name: str, base: RunConfig) -> dict[str, Any]:
 def _lottery(base: RunConfig, sparsity: float) -> RunConfig:
     """`_ROUNDS` trainings of the base's length, each followed by pruning and going back to an early epoch, and one more."""
     length = round(share(base, 1))
-    schedule = dataclasses.replace(base.schedule, restarts=tuple(length * (i + 1) for i in range(_ROUNDS)))
-    longer = dataclasses.replace(lasting(base, length * (_ROUNDS + 1)), schedule=schedule)
+    longer = restarting(base, length * (_ROUNDS + 1), [length * (i + 1) for i in range(_ROUNDS)], "a lottery ticket")
     return unstructured(longer, "lottery", sparsity, rounds=_ROUNDS, every=length, rewind_to=share(base, 0.02))
 
 
