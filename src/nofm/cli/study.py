@@ -27,7 +27,7 @@ Trains every row of tables and figures and writes each table (mean, spread, numb
 claims. Rows that several studies share are trained once. Give the same command again to go on after an interruption: what is
 finished is skipped.
 
-  --on RECIPE      what to train on; all options of nofm train RECIPE may follow
+  --on RECIPE      what to train on; all options of nofm train RECIPE may follow (nofm train RECIPE --help lists them)
   --seeds COUNT    runs of each row, with seeds from --seed on
   --lanes COUNT    runs that share a GPU (default 4; on a CPU runs come one after another)
   --rows GLOB      train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"
@@ -61,7 +61,7 @@ class _Wishes:
 
 def command(args: list[str]) -> int:
     """Run the command; returns its exit code."""
-    if not args or args[0] in ("-h", "--help"):
+    if not args or "-h" in args or "--help" in args:
         listed = "\n".join(f"  {name:13}{(make.__doc__ or '').strip()}" for name, make in STUDIES.items())
         print(_HELP.format(studies=listed, recipes=", ".join(RECIPES)))
         return 0 if args else 2

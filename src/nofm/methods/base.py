@@ -58,6 +58,10 @@ class Method:
         CUDA graph can be replayed for the others. None: a step unlike others, which the host must run itself."""
         return "train"
 
+    def counts_steps(self) -> bool:
+        """Whether what a step does depends on those before it, so that a loop that is resumed must restore the handle, too."""
+        return False
+
     def found(self, number: int, memory: Memory) -> dict[str, float]:
         """What the method has settled by itself after step `number`, by name: options that were left to it."""
         return {}
@@ -329,6 +333,12 @@ class _Driver:
         return wrapped
 
     def _before_step(self) -> None:
+        if self.number == 0 and self.method.counts_steps() and any(self.optimizer.state.get(param) for _, param in self.follow):
+            warnings.warn(
+                f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
+                "checkpoint, restore the handle that attach has returned, too: handle.load_state_dict(...)",
+                stacklevel=2,
+            )
         with torch.no_grad():
             step = self.current = self._step()
             if self.one_pass is not None:

@@ -109,6 +109,9 @@ class SRSTE(Method):
     def _decay(self, step: Step) -> float:
         return flips.decay_of(step.memory) if self.decay == "auto" else self.decay
 
+    def counts_steps(self) -> bool:
+        return self.decay == "auto" or self.begin_at > 0
+
     def fusible(self) -> bool:
         return self.placement != "backward"
 
