@@ -158,7 +158,7 @@ def test_finished_runs_of_other_options_are_not_mixed_in(tmp_path, capsys):
     for only in ((), ("--table",)):
         assert study("fig3", tmp_path / "s", "--optim.lr", "0.05", *only) == 2
         message = capsys.readouterr().err
-        assert "dense-1of16/seed-0 was made with optim.lr = 0.1, and now it is 0.05 (1 such options)" in message
+        assert "dense-1of16/seed-0 was made with optim.lr = 0.1, and now it is 0.05. Give the old options" in message
         assert "another --out" in message
 
 

@@ -59,11 +59,9 @@ def _check_same(run: Path, config: RunConfig) -> None:
     except (ValueError, TypeError, KeyError, AttributeError, OSError):
         raise ConfigError(f"{run}: does not hold the configuration of a run; move its folder away, or give another --out") from None
     if changes:
-        key, was, now = changes[0]
-        raise ConfigError(
-            f"{run.parent} was made with {key} = {was}, and now it is {now} ({len(changes)} such options); "
-            "give the old ones, or another --out"
-        )
+        said = "; ".join(f"{key} = {was}, and now it is {now}" for key, was, now in changes[:5])
+        more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
+        raise ConfigError(f"{run.parent} was made with {said}{more}. Give the old options, or another --out")
 
 
 class _LastWords:

@@ -139,6 +139,8 @@ def conditions(rows: Rows) -> str:
         sorted({str(getattr(run, name)) for run in found if getattr(run, name)}) for name in ("hardware", "torch", "commit")
     )
     seeds = sorted({run.seed for run in found})
-    parts = [", ".join(hardware), f"torch {', '.join(torch)}", f"commit {', '.join(c[:12] + '+' * c.endswith('+') for c in commits)}"]
+    parts = [", ".join(hardware), f"torch {', '.join(torch)}"]
+    if commits:  # runs that were started outside of a repository have none
+        parts.append(f"commit {', '.join(c[:12] + '+' * c.endswith('+') for c in commits)}")
     parts.append(f"seeds {', '.join(map(str, seeds))}")
     return f"{'; '.join(parts)}. Mean ± sample standard deviation over seeds; intervals by Welch's t."
