@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .asp import ASP
-from .base import Handle, Memory, Method, OwnedWeight, Step, attach
+from .attaching import Handle, attach
+from .base import Memory, Method, OwnedWeight, Step
 from .deepr import DeepRewiring
 from .dense import Dense
 from .dnw import DNW

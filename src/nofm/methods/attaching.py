@@ -1,0 +1,207 @@
+"""`attach`: train a model by a method from now on; and the `Handle` that says how far it is, saves it and ends it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+
+from .. import shards, ste
+from ..errors import OptimizerError
+from ..layers import Site, SparseModule, sites
+from ..masks import check_finite, pack, unpack
+from ..sparsify import unwrap
+from .base import Memory, Method
+from .driver import Driver
+from .one_pass import check_optimizer
+
+__all__ = ["Handle", "attach"]
+
+
+class Handle:
+    """A method at work. `step` is the number of steps taken; `detach()` ends it."""
+
+    def __init__(self, method: Method, model: nn.Module, optimizers: Sequence[Optimizer], fused: bool = False) -> None:
+        self.method = method
+        self._sites = list(sites(model))
+        self._lenses = [(site, site.lens) for site in self._sites]
+        self._drivers: list[Driver] = []
+        self.memory = Memory(optimizers)
+        owners = _owners(self._sites, optimizers)
+        _check_patterns(method, self._sites)
+        try:
+            with torch.no_grad():
+                method.start(self._sites, self.memory)
+            for site in self._sites:
+                self._check_begun(site)
+        except Exception:
+            self.detach()
+            raise
+        self._drivers = [Driver(method, optimizer, follow, self.memory, fused) for optimizer, follow in owners]
+
+    def _check_begun(self, site: Site) -> None:
+        _ATTACHED.update(module for module, _ in site.users)
+        minds_it = site.lens in (ste.frozen, ste.held) or isinstance(site.lens, ste.SoftThreshold)
+        if site.stored_mask is not None and not minds_it:
+            raise OptimizerError(
+                f"{site.name} has a frozen mask, which {type(self.method).__name__} would pass by; "
+                "densify_ and sparsify_ the model again to choose masks anew"
+            )
+
+    def __repr__(self) -> str:
+        found = "".join(f", {name} found: {value:.3g}" for name, value in self.found.items())
+        return f"Handle({self.method}, step={self.step}, {len(self._sites)} sparse weights{found})"
+
+    @property
+    def step(self) -> int:
+        """Steps taken, by the optimizer that has taken most."""
+        return max((driver.number for driver in self._drivers), default=0)
+
+    @property
+    def found(self) -> dict[str, float]:
+        """What the method has settled by itself so far: {"decay": 0.0012} after the search of `SRSTE(decay="auto")`."""
+        return self.method.found(self.step, self.memory)
+
+    @property
+    def unfused(self) -> dict[str, str]:
+        """Under `fused=True`, the sparse weights whose last step was not fused, by key, and why not."""
+        return {key: why for driver in self._drivers if driver.one_pass for key, why in driver.one_pass.unserved.items()}
+
+    @property
+    def phase(self) -> str | None:
+        """What kind of step the next one is, see `Method.phase`."""
+        return self.method.phase(self.step + 1)
+
+    def replayed(self) -> None:
+        """Count a step that ran inside a CUDA graph, where hooks do not, and look at the weights it left."""
+        for driver in self._drivers:
+            driver.number += 1
+            driver.watch.replayed(driver.number)
+
+    def detach(self) -> None:
+        """Stop taking part in steps. Layers see their weights as before `attach`, except where a mask has been frozen."""
+        for driver in self._drivers:
+            driver.remove()
+        self.memory.forget()
+        for site, lens in self._lenses:
+            _ATTACHED.difference_update(module for module, _ in site.users)
+            if isinstance(site.module, SparseModule) and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
+                site.look_through(lens if site.stored_mask is None else ste.frozen)
+        self._lenses = []  # a second detach must not take a later method's lenses away
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on exactly: numbers of steps, and frozen masks as bits. No pickle needed."""
+        masks = {site.key: pack(site.stored_mask) for site in self._sites if site.stored_mask is not None}
+        steps = [driver.number for driver in self._drivers]
+        return {"method": type(self.method).__name__, "steps": steps, "masks": masks, "memory": self.memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()`. Load the model first: loading weights makes frozen masks anew."""
+        name, by_key = type(self.method).__name__, {site.key: site for site in self._sites}
+        if state["method"] != name:
+            raise OptimizerError(f"this state is of method {state['method']}, the attached one is {name}; attach the same method")
+        if len(state["steps"]) != len(self._drivers):
+            raise OptimizerError(f"this state is of {len(state['steps'])} optimizers, {len(self._drivers)} are attached")
+        if unknown := sorted(set(state["masks"]) - set(by_key)):
+            raise OptimizerError(f"this state has masks for {', '.join(unknown)}, which are not sparse weights of this model")
+        for driver, number in zip(self._drivers, state["steps"], strict=True):
+            driver.number = int(number)
+        for key, packed in state["masks"].items():
+            site = by_key[key]
+            lens = site.lens if site.stored_mask is not None else ste.frozen
+            site.freeze(unpack(packed.to(site.weight.device), site.weight.shape), lens)
+        self.memory.load_state_dict(state["memory"])
+        self.method.go_on(self._sites, self.step)
+
+
+def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], *, fused: bool = False) -> Handle:
+    """Train `model` by `method` from now on, in the steps that `optimizer` takes. The training loop stays as it is.
+
+    Several optimizers: pass them all; each weight follows the steps of the one that owns it.
+
+    fused=True: SR-STE's term is added inside the optimizer's own pass over the weights, on a GPU, so that it costs no time of its own.
+    For torch.optim.SGD, Adam and AdamW, whose state stays what it is. Weights that no kernel serves take the usual way
+    (`Handle.unfused` names them). After a step `.grad` holds what backward left there, without the term.
+    """
+    if not isinstance(method, Method):
+        raise OptimizerError(f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {method!r}; attach(method, model, optimizer)")
+    if not isinstance(model, nn.Module):
+        raise OptimizerError(f"attach needs a model, got {type(model).__name__}; attach(method, model, optimizer)")
+    model = unwrap(model)
+    shards.reshard_(model)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    found = list(sites(model))
+    if not found:
+        raise OptimizerError(f"this {type(model).__name__} has no sparse layer; call sparsify_ before attach")
+    if taken := [site.name for site in found if site.module in _ATTACHED]:
+        raise OptimizerError(f"{taken[0]} has a method attached already; call detach() on its handle first")
+    if not optimizers:
+        raise OptimizerError("attach needs at least one optimizer")
+    for each in optimizers:
+        if not isinstance(each, Optimizer) or not hasattr(each, "_optimizer_step_pre_hooks"):
+            raise OptimizerError(f"attach needs torch optimizers, got {type(each).__name__}; if it wraps one, pass the one inside")
+        if isinstance(each, LBFGS):
+            raise OptimizerError("LBFGS evaluates the loss many times in a step, so a term once a step is not defined for it")
+        if fused:
+            check_optimizer(each)
+    if fused and not method.fusible():
+        raise OptimizerError(f"fused=True puts SR-STE's term into the optimizer's step, and {method} has none there; attach without it")
+    for site in found:
+        shards.check_groups_whole(site.name, site.weight, site.grouping)
+        check_finite(shards.local(site.weight.detach()), site.key)
+    return Handle(method, model, optimizers, fused)
+
+
+_ATTACHED: weakref.WeakSet[SparseModule] = weakref.WeakSet()
+
+
+def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[Site]]]:
+    """Whose steps each sparse weight follows: its optimizer's, or the first one's for a weight that does not train."""
+    owners: dict[int, list[int]] = {}
+    for i, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                owners.setdefault(id(param), []).append(i)
+    mine: list[list[Site]] = [[] for _ in optimizers]
+    orphans: list[Site] = []
+    resting: list[Site] = []
+    for site in found:
+        owner = owners.get(id(site.weight), [])
+        if len(owner) > 1:
+            raise OptimizerError(f"{site.key} is in {len(owner)} of the optimizers; once a step is only defined for a weight with one")
+        if owner:
+            mine[owner[0]].append(site)
+        else:
+            (orphans if site.weight.requires_grad else resting).append(site)
+    for optimizer, owned in zip(optimizers, mine, strict=True):
+        if not owned:
+            raise OptimizerError(
+                f"this {type(optimizer).__name__} owns no sparse weight of the model; build it from this model's parameters, "
+                "after any wrapping (FSDP2) that replaces them"
+            )
+    if orphans:
+        raise OptimizerError(
+            f"no optimizer given to attach owns {', '.join(site.key for site in orphans)}; pass all optimizers as a list, or set "
+            "requires_grad=False on weights that should not train"
+        )
+    mine[0] += resting
+    return list(zip(optimizers, mine, strict=True))
+
+
+def _check_patterns(method: Method, found: list[Site]) -> None:
+    """Raise or warn where a method and the patterns of its layers do not go together."""
+    name = type(method).__name__
+    free = [site for site in found if site.grouping.pattern.m == 1]
+    if method.unstructured and len(free) < len(found):
+        bound = next(site for site in found if site.grouping.pattern.m > 1)
+        raise OptimizerError(
+            f"{bound.name} is {bound.grouping.pattern}, and {name} is unstructured: it prunes anywhere in a layer; "
+            'sparsify_(model, "1:1") only says which layers'
+        )
+    if free and not method.unstructured and not method.is_dense:
+        warnings.warn(f"{free[0].name} is 1:1, which {name} leaves dense ({len(free)} such layers)", stacklevel=4)

@@ -1,0 +1,142 @@
+"""Calls a method at the two moments of one optimizer's steps.
+
+It hangs on the optimizer's own hooks, so the training loop does not change and the moment is always right: gradients are reduced
+over processes and summed over micro-batches by then, and a step that a gradient scaler skips is skipped here too.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .. import shards
+from ..errors import OptimizerError
+from ..kernels.multi import Fleet
+from ..layers import Site, SparseModule
+from .base import Memory, Method, OwnedWeight, Step
+from .finite import FiniteWatch
+from .one_pass import OnePass
+
+__all__ = ["Driver"]
+
+
+class Driver:
+    """Calls a method at the two moments of one optimizer's steps."""
+
+    def __init__(self, method: Method, optimizer: Optimizer, follow: list[Site], memory: Memory, fused: bool) -> None:
+        self.method, self.optimizer, self.number, self.memory = method, optimizer, 0, memory
+        self.follow = [(site, site.weight) for site in follow]
+        self.owned = [OwnedWeight(site, param, 0.0, True) for site, param in self.follow]  # as they were in the last step
+        self.named_for: Sequence[OwnedWeight] = ()
+        self.named: list[tuple[str, Tensor]] = []
+        self.known: list[tuple[int, ...]] = []
+        self.groups: dict[int, dict[str, Any]] = {}
+        self.current: Step | None = None
+        self.watch = FiniteWatch()
+        self.fleet = Fleet()
+        self.one_pass = OnePass(optimizer, self.watch) if fused else None
+        self.hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+
+    def remove(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        if self.one_pass is not None:
+            self.one_pass.remove()
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._before_step()
+            return None
+        # A closure computes the gradients inside the step: the moment before the step comes when it returns.
+        wrapped = self._then_before_step(closure)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": wrapped}
+        return (args[0], wrapped, *args[2:]), kwargs
+
+    def _then_before_step(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def wrapped() -> Any:
+            loss = closure()
+            self._before_step()
+            return loss
+
+        return wrapped
+
+    def _before_step(self) -> None:
+        if self.number == 0 and self.method.counts_steps() and any(self.optimizer.state.get(param) for _, param in self.follow):
+            warnings.warn(
+                f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
+                "checkpoint, restore the handle that attach has returned, too: handle.load_state_dict(...)",
+                stacklevel=2,
+            )
+        with torch.no_grad():
+            step = self.current = self._step()
+            if self.one_pass is not None:
+                owned = [(each.site, each.param, self.groups[id(each.param)]) for each in step.weights]
+                rest = self.one_pass.keep_back(owned, self.method.term(step))
+                step = replace(step, weights=[step.weights[i] for i in rest])
+            self.method.before_step(step)
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        step, self.current = self.current, None
+        if bool(getattr(optimizer, "found_inf", False)):  # a fused optimizer under a scaler skips inside its kernel
+            if self.one_pass is not None:
+                self.one_pass.skipped()
+            return
+        self.number += 1
+        with torch.no_grad():
+            step = step or self._step()  # None where the optimizer has not called its closure
+            self.method.after_step(step)
+            if len(step.weights) != len(self.named_for) or not all(map(operator.is_, step.weights, self.named_for)):  # in few steps
+                self.named_for, self.named = step.weights, [(owned.site.key, owned.param) for owned in step.weights]
+            told = [] if self.one_pass is None else self.one_pass.moved
+            named = [self.named[i] for i in self.one_pass.rest] if self.one_pass and told else self.named
+            self.watch.look(self.number, named, told)
+
+    def _step(self) -> Step:
+        groups = self._groups()
+        weights, resting = [], []
+        for i, (site, param) in enumerate(self.follow):
+            if site.module._parameters.get(site.param) is not param or not isinstance(site.module, SparseModule):
+                _check_still_trained(site, param)
+            group = groups.get(id(param))
+            if group is not None and param.grad is not None:
+                if type(param) is not nn.Parameter:
+                    shards.complete_grad_(param)
+                owned, descends = self.owned[i], not group.get("maximize", False)
+                if owned.lr is not group["lr"] or owned.descends is not descends:
+                    owned = self.owned[i] = OwnedWeight(site, param, group["lr"], descends)
+                weights.append(owned)
+            elif group is None and param.requires_grad and param.grad is not None:
+                raise OptimizerError(f"{site.key} trains but is not in the optimizer that it was attached with; detach() and attach again")
+            else:
+                resting.append(OwnedWeight(site, param, 0.0, True))
+        return Step(self.number + 1, weights, resting, getattr(self.optimizer, "grad_scale", None), memory=self.memory, fleet=self.fleet)
+
+    def _groups(self) -> dict[int, dict[str, Any]]:
+        """The optimizer's group of each parameter, by id. Made again only when a list of parameters has changed."""
+        now = [(id(group), *map(id, group["params"])) for group in self.optimizer.param_groups]
+        if now != self.known:
+            self.known = now
+            self.groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        return self.groups
+
+
+def _check_still_trained(site: Site, param: nn.Parameter) -> None:
+    """Raise if a layer computes with another parameter than the one that the optimizer moves."""
+    if site.module._parameters.get(site.param) is param and isinstance(site.module, SparseModule):
+        return
+    if not isinstance(site.module, SparseModule):
+        raise OptimizerError(f"{site.name} is a plain module again (fold_, densify_) while a method is attached; call detach() first")
+    if site.weight is not param and not shards.gathers(site.weight, param):
+        raise OptimizerError(
+            f"{site.key} is no longer the parameter that the optimizer owns (load_state_dict(assign=True), or a replaced "
+            "parameter?); build the optimizer again, detach() and attach to it"
+        )
