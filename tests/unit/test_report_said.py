@@ -94,7 +94,7 @@ def test_an_unstructured_network_is_not_said_to_be_1_1_and_whole(tmp_path):
         ),
     ]
     page = write_report(runs, tmp_path / "out").read_text()
-    assert [line.split()[0] for line in table(runs).splitlines()[1:3]] == ["2:4", "unstructured"]
+    assert [line.split()[0] for line in table(runs).splitlines()[1:3]] == ["srste", "rigl"]
     assert "2:4, unstructured sparse" in page
     assert page.count('<span class="tag">unstructured</span></td><td></td><td>16</td><td></td><td></td>') == 2
     assert "multiply-adds of one forward" not in page
