@@ -97,7 +97,7 @@ def keep_bits(keys, N: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr):
         own = _own_keys(keys, FIRST, M)
         ranked = _sorted(own, M)
         if keys[FIRST].dtype == tl.int16 or N == M:
-            bits = ~_bits_beyond(own, ranked[N - 1], False, M) & (0xFFFFFFFF >> (32 - M))
+            bits = _bits_beyond(own, ranked[N - 1], False, M) ^ (0xFFFFFFFF >> (32 - M))
         else:
             bits = _first_bits_of_equals(own, ranked[N - 1], N, M)
     return bits

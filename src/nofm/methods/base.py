@@ -48,8 +48,9 @@ class Method:
         return "train"
 
     def counts_steps(self) -> bool:
-        """Whether what a step does depends on those before it, so that a loop that is resumed must restore the handle, too."""
-        return False
+        """Whether what a step does depends on those before it, so that a loop that is resumed must restore the handle, too. Methods
+        that prune anywhere do so by the clock, but for those that look at weights alone."""
+        return self.unstructured
 
     def found(self, number: int, memory: Memory) -> dict[str, float]:
         """What the method has settled by itself after step `number`, by name: options that were left to it."""

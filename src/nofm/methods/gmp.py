@@ -48,9 +48,6 @@ class GMP(Method):
     every: int = 100
     allocation: Pool = "uniform"
 
-    def counts_steps(self) -> bool:
-        return True
-
     def __post_init__(self) -> None:
         check_share("sparsity", self.sparsity)
         check_whole("begin_at", self.begin_at)

@@ -51,9 +51,6 @@ class LotteryTicket(Method):
     rewind_to: int = 0
     allocation: Pool = "global"
 
-    def counts_steps(self) -> bool:
-        return True
-
     def __post_init__(self) -> None:
         check_share("sparsity", self.sparsity)
         check_whole("rounds", self.rounds, least=1)

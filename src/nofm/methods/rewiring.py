@@ -43,9 +43,6 @@ class Connections(Method):
     allocation: Allocation = "erk"
     seed: int = 0
 
-    def counts_steps(self) -> bool:
-        return True
-
     def __post_init__(self) -> None:
         check_share("sparsity", self.sparsity)
         check_allocation(self.allocation)

@@ -40,9 +40,6 @@ class SNIP(Method):
     sparsity: float = 0.9
     batches: int = 1
 
-    def counts_steps(self) -> bool:
-        return True
-
     def __post_init__(self) -> None:
         check_share("sparsity", self.sparsity)
         check_whole("batches", self.batches, least=1)

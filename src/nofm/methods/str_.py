@@ -43,9 +43,6 @@ class STR(Method):
 
     initial: float = -3200.0
 
-    def counts_steps(self) -> bool:
-        return True
-
     def __post_init__(self) -> None:
         if isinstance(self.initial, bool) or not isinstance(self.initial, int | float) or not math.isfinite(self.initial):
             raise OptimizerError(f"initial={self.initial!r} is no finite number; the paper starts s at -3200")

@@ -36,6 +36,9 @@ class UnstructuredSTE(Method):
     sparsity: float = 0.9
     allocation: Pool = "uniform"
 
+    def counts_steps(self) -> bool:
+        return False  # masks follow from the weights
+
     def __post_init__(self) -> None:
         check_share("sparsity", self.sparsity)
         check_pool(self.allocation)
