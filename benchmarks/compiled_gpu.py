@@ -9,6 +9,9 @@ models (the first pattern also with `attach(..., fused=True)`) take turns: first
 whole step, where the host has no part. They get ready side by side, and measure one after the other. Kernels have no numbers in their
 names here, so that dense and sparse models share the very same code where they compute the same.
 
+Compiling ResNet-50 is minutes of many cores with hardly anything on the GPU. So that the GPU can do other work meanwhile, `--hold FILE` lets
+everything get ready and then waits until that file is there.
+
 Beside it one process counts graph breaks and compilations over 200 steps of a ResNet and a ViT, with a learning rate that moves, and
 compares compiled masked weights with eager ones.
 """
@@ -237,7 +240,8 @@ def fill_the_caches(run: Run, args: argparse.Namespace, folder: Path) -> None:
     children = [Child("steady", folder, ["--role", "steady"], 1)]
     for case in [] if args.only_steady else args.cases:
         for what in ("dense", *args.patterns):
-            children.append(Child(f"{case}-{what}", folder, ["--role", "warm", "--case", case, "--what", what], 2 if "50" in case else 1))
+            threads = (2 if "50" in case else 1) * (2 if what.endswith(":16") else 1)  # sorting networks take long to compile
+            children.append(Child(f"{case}-{what}", folder, ["--role", "warm", "--case", case, "--what", what], threads))
     waiting = list(children)
     while waiting and time.perf_counter() - run.began < args.compile_limit:
         time.sleep(0.5)
@@ -269,6 +273,10 @@ def measure_all(run: Run, args: argparse.Namespace, folder: Path) -> None:
             if child in waiting:
                 run.note(f"{child.name}: not ready within {args.ready_limit:.0f} s")
                 child.stop()
+        if args.hold:
+            run.say(f"ready, waiting for {args.hold}")
+            while not args.hold.exists():
+                time.sleep(0.2)
         for child in [child for child in children if not child.is_done()]:
             measure_one(run, child, args.measure_limit)
     finally:
@@ -296,6 +304,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=ORDER, default=list(ORDER))
     parser.add_argument("--patterns", nargs="+", default=["2:4", "2:8", "1:16"])
     parser.add_argument("--only-steady", action="store_true", help="only count graph breaks and recompilations")
+    parser.add_argument("--hold", type=Path, metavar="FILE", help="when all is ready to be measured, wait until this file is there")
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--block-seconds", type=float, default=0.2)
     parser.add_argument("--compile-limit", type=float, default=200, help="seconds until measuring begins, compiled or not")
