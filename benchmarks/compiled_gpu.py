@@ -9,7 +9,7 @@ models (the first pattern also with `attach(..., fused=True)`) take turns: first
 whole step, where the host has no part. They get ready side by side, and measure one after the other. Kernels have no numbers in their
 names here, so that dense and sparse models share the very same code where they compute the same.
 
-Compiling ResNet-50 is minutes of many cores with hardly anything on the GPU. So that the GPU can do other work meanwhile, `--hold FILE` lets
+Compiling ResNet-50 is minutes of many cores with hardly anything on the GPU. So that it can do other work meanwhile, `--hold FILE` lets
 everything get ready and then waits until that file is there.
 
 Beside it one process counts graph breaks and compilations over 200 steps of a ResNet and a ViT, with a learning rate that moves, and
