@@ -48,7 +48,11 @@ def stepper(layout: str, optimizer: str, pattern: str | None, fused: bool, size:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         chosen.step()
-    return graph.replay
+
+    def step(kept: object = (model, chosen)) -> None:  # a graph does not hold the memory that it works on
+        graph.replay()
+
+    return step
 
 
 def milliseconds(step: Callable[[], None], repeats: int = 10) -> float:

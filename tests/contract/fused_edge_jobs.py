@@ -90,6 +90,27 @@ def a_weight_that_is_not_finite_is_named() -> None:
 
 
 @job
+def an_infinite_weight_stays_what_torch_makes_of_it() -> None:
+    """Without weight decay: 0 times Inf would make a NaN of it, and the error that comes a step later would tell of a NaN."""
+    for make in (lambda p: SGD(p, lr=1.0, momentum=0.5), lambda p: AdamW(p, lr=0.5, weight_decay=0.0)):
+        runs = []
+        for fused in (True, False):
+            torch.manual_seed(0)
+            layer = nn.Linear(16, 4, bias=False)
+            nofm.sparsify_(layer, "2:4", preset="all")
+            optimizer = make(layer.parameters())
+            with use("triton") if fused else nullcontext():
+                nofm.attach(nofm.SRSTE(decay=0.5), layer, optimizer, fused=fused)
+                with torch.no_grad():
+                    layer.weight[1, 2] = -torch.inf
+                layer.weight.grad = torch.ones_like(layer.weight)
+                with pytest.raises(nofm.NonFiniteWeightError, match=r"weight\[1, 2\] is -inf after step 1"):
+                    optimizer.step()
+            runs.append(layer.weight.detach())
+        torch.testing.assert_close(*runs)
+
+
+@job
 def weights_that_no_kernel_serves_take_the_usual_way() -> None:
     runs = []
     for fused in (True, False):

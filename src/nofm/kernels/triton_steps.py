@@ -54,7 +54,7 @@ def _moved(
         term = s[0] * d
     if not DECOUPLED:
         d = tl.where(keep, d, d + s[3] * term)
-    d = d + s[1] * w
+    d = tl.where(s[1] == 0, d, d + s[1] * w)  # an infinite weight is none of a decay's business that there is not
     if ADAM:
         m = m + s[5] * (d - m)
         v = s[6] * v + s[7] * d * d
