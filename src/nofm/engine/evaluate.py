@@ -168,6 +168,7 @@ def evaluate(
         facts = {
             "format": 1,
             "name": evaluation.name,
+            "step": _last_step(evaluation.run),
             "headline": f"{list(evaluation.weights)[-1]}{task.headline}",
             "metrics": metrics,
             **asked,
@@ -232,6 +233,14 @@ def _load_(task: Task, path: Path) -> None:
         )
         raise ConfigError(f"{path}: these are not the weights of the network that the run describes ({said})")
     task.model.load_state_dict(given)
+
+
+def _last_step(run: Path) -> int:
+    """Where the run has ended. One that goes on afterwards has other weights, and its evaluations are of the past."""
+    try:
+        return int(json.loads((run / "events.jsonl").read_text().splitlines()[-1])["step"])
+    except (ValueError, TypeError, KeyError, IndexError, OSError):
+        raise ConfigError(f"{run / 'events.jsonl'}: does not tell where the run has ended; is its copy incomplete?") from None
 
 
 def _digest(path: Path) -> str:

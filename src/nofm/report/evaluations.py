@@ -17,6 +17,7 @@ class Evaluated:
     """One evaluation of a run. `headline` is the metric to report, of averaged weights (ema_...) where it was measured with them."""
 
     name: str
+    step: int  # of the run, which may have gone on since
     headline: str
     metrics: Mapping[str, float]
     samples: Path
@@ -35,13 +36,13 @@ def _read(path: Path) -> Evaluated:
     again = "measure again with nofm evaluate --again, or remove it"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        headline, metrics = found["headline"], found["metrics"]
+        step, headline, metrics = int(found["step"]), found["headline"], found["metrics"]
         numbers = {str(name): float(value) for name, value in metrics.items() if value is not None}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ReportError(path, f"no evaluation can be read from it ({type(error).__name__}: {error}); {again}") from None
     if headline not in numbers:
         raise ReportError(path, f"its headline {headline!r} is not among its metrics; {again}")
-    return Evaluated(path.stem, headline, numbers, path.with_name(path.stem))
+    return Evaluated(path.stem, step, headline, numbers, path.with_name(path.stem))
 
 
 def named(evaluations: Iterable[Evaluated], name: str) -> Evaluated | None:

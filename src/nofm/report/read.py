@@ -153,7 +153,11 @@ def load(folder: Path) -> Run:
     counting = resumed(events)
     if not any(event.kind in ("train", "eval", "sad") for event in counting):
         raise ReportError(folder / "events.jsonl", "no train, eval or sad event yet, so there is nothing to report")
-    return Run(folder, info, layers, counting, tuple(notices), read_evaluations(folder))
+    ended = next((event.step for event in reversed(counting) if event.kind == "end"), None)
+    evaluations = read_evaluations(folder)
+    past = [found.name for found in evaluations if found.step != ended]
+    notices += [f"evaluations/{name}.json is left out, since the run has gone on after it; nofm evaluate --again" for name in past]
+    return Run(folder, info, layers, counting, tuple(notices), tuple(found for found in evaluations if found.name not in past))
 
 
 def resumed(events: Sequence[Event]) -> tuple[Event, ...]:
