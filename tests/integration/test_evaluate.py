@@ -18,6 +18,7 @@ from small_runs import SMALL, changed
 from task_runs import RUNS, WORDS, write_objects
 
 from nofm.cli.main import main
+from nofm.data.arrays import CIFAR_CLASSES
 from nofm.data.flow_files import write_flo
 from nofm.engine import evaluate as evaluating
 from nofm.engine.config import DataConfig
@@ -183,6 +184,27 @@ def test_classes_of_a_folder_are_known_by_name(tmp_path, capsys):
     assert main(["evaluate", str(run), "--name", "x"]) == 0, "a run from before they were written down, beside what it was trained on"
 
 
+def test_a_network_for_cifar_looks_at_a_folder_as_at_its_own_images(tmp_path, capsys):
+    rng, data, other, run = np.random.default_rng(0), tmp_path / "data", tmp_path / "other", tmp_path / "run"
+    data.mkdir()
+    for file in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        records = rng.integers(0, 256, (20, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        (data / f"{file}.bin").write_bytes(records.tobytes())
+    for i, record in enumerate(records):  # of the test batch
+        folder = other / "val" / CIFAR_CLASSES[record[0]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(record[1:].reshape(3, 32, 32).transpose(1, 2, 0)).save(folder / f"{i}.png")
+    lengths = {"batch_size": 8, "steps": 2, "eval_every": 2, "checkpoint_every": 2}
+    train(changed(SMALL, data={"name": "cifar10", "root": str(data)}, engine=lengths, schedule={"warmup": 1}), run)
+    command = [run, "--name", "folder", "--data.name", "folder", "--data.root", other]
+    assert main(["evaluate", *map(str, command)]) == 0
+    assert found(run, "folder")["metrics"] == pytest.approx(ended(run), rel=1e-5)
+    assert "data.size = 16: has no effect on a network for cifar10" in refusal(capsys, *command, "--data.size", 16)
+    said = refusal(capsys, run, "--name", "x", "--data.name", "digits")
+    assert "data.name = digits: this network was trained on cifar10, and can be measured on cifar10, or folder" in said
+
+
 # ---- several runs, again ----
 
 
@@ -200,6 +222,8 @@ def test_several_runs_and_the_same_command_again(digits, tmp_path, capsys):
     assert (root / "seed-1" / "evaluations" / "own.json").read_bytes() == before
     assert main([*command, "--again"]) == 0
     assert "measured before" not in capsys.readouterr().out
+    assert main(["report", str(root / "seed-1"), str(root / "seed-2"), "--out", str(tmp_path)]) == 0
+    assert "own: accuracy, moving average %" in capsys.readouterr().out
     assert (root / "seed-1" / "evaluations" / "own.json").read_bytes() != before
 
 

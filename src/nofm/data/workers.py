@@ -19,7 +19,7 @@ from .errors import DataError
 from .order import Order, Share, mix
 from .processes import TEST, ProcessLoader, ProcessTests, first_readable
 
-__all__ = ["ArrayImages", "FolderImages", "FolderTests", "WorkerLoader", "WorkerTests"]
+__all__ = ["ArrayImages", "FolderImages", "FolderTests", "WorkerLoader", "WorkerTests", "as_arrays", "centre"]
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
@@ -56,7 +56,7 @@ class FolderImages:
         self.train_size, self.test_size, self.classes = len(self._train), len(self._test), len(names)
         self.names = tuple(names)
         augment = [v2.RandomResizedCrop(size), *([v2.RandomHorizontalFlip()] if flip else [])]
-        self._augment, self._finish = v2.Compose([*augment, *_NORMALISED]), _centre(size)
+        self._augment, self._finish = v2.Compose([*augment, *_NORMALISED]), centre(size)
 
     def read(self, index: int, training: bool) -> tuple[Tensor, int]:
         path, label = (self._train if training else self._test)[index]
@@ -66,12 +66,12 @@ class FolderImages:
 class FolderTests:
     """ROOT/val/CLASS/*.jpg alone, for a network that knows the classes `names`; some of them may have no folder."""
 
-    def __init__(self, root: str, size: int, names: Sequence[str]) -> None:
+    def __init__(self, root: str, names: Sequence[str], finish: v2.Transform) -> None:
         found, folders = _images(Path(root, "val"))
         if unknown := [name for name in folders if name not in names]:
             known = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
             raise DataError(f"{Path(root, 'val', unknown[0])}: the network has no class {unknown[0]!r}; it has {known}")
-        self._test, self.test_size, self._finish = [(path, names.index(folders[i])) for path, i in found], len(found), _centre(size)
+        self._test, self.test_size, self._finish = [(path, names.index(folders[i])) for path, i in found], len(found), finish
         self.names = tuple(names)
 
     def read(self, index: int, training: bool) -> tuple[Tensor, int]:
@@ -82,7 +82,13 @@ class FolderTests:
 _NORMALISED = v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)
 
 
-def _centre(size: int) -> v2.Transform:
+def as_arrays(side: int, mean: Sequence[float], std: Sequence[float]) -> v2.Transform:
+    """How a network that was trained on small images in memory sees others: whole, at their size, normalised as they were."""
+    return v2.Compose([v2.Resize((side, side)), v2.PILToTensor(), v2.ToDtype(torch.float32), v2.Normalize(list(mean), list(std))])
+
+
+def centre(size: int) -> v2.Transform:
+    """How a network that was trained on a folder of images sees those that it is measured on."""
     return v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size), *_NORMALISED])
 
 

@@ -55,10 +55,11 @@ class Interrupted(Stopped):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is to be measured: the network of the run in folder `run`, by `config`, which has other data than the run's own."""
+    """What is to be measured: the network of the run in folder `run`, which was trained by `own`, on the data of `config`."""
 
     name: str
     run: Path
+    own: RunConfig
     config: RunConfig
     weights: Mapping[str, Path]  # by the beginning of their metrics' names: "" or "ema_"
 
@@ -123,7 +124,7 @@ def planned(
         complaints.append(("engine.workers", "has no effect on data that are kept on the device"))
     if complaints:
         raise ConfigError("\n".join(explain(origins or {}, key, value_of(config, key), said) for key, said in complaints))
-    return Evaluation(name, run, config, _weights(run, own, weights))
+    return Evaluation(name, run, own, config, _weights(run, own, weights))
 
 
 def _weights(run: Path, own: RunConfig, given: str | None) -> dict[str, Path]:
@@ -157,7 +158,7 @@ def evaluate(
             raise ConfigError("nofm evaluate: is for one process; start it without torchrun")
         check_machine(config, world)
         set_torch(config)
-        tests = problem.tests(config, world, evaluation.run)
+        tests = problem.tests(evaluation.own, config, world, evaluation.run)
         try:
             task = problem.task(config, tests, blank=True).to(world.device)
             if config.engine.channels_last:

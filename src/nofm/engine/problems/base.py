@@ -79,8 +79,9 @@ class Problem:
         """As `check`, of what measuring needs: nothing of what is trained on."""
         raise NotImplementedError
 
-    def tests(self, c: RunConfig, world: World, run: Path) -> Tests:
-        """Opens the data to measure the network of the run in folder `run` on, for one process. `task` takes it for a loader."""
+    def tests(self, own: RunConfig, c: RunConfig, world: World, run: Path) -> Tests:
+        """Opens the data of `c` to measure the network of the run in folder `run` on, which was trained by `own`, for one process. `task`
+        takes it for a loader."""
         raise NotImplementedError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ class Classification(Problem):
         "data.loader",
         "data.corrupt",
     )
-    test_fields = ("data.root", "data.size", "data.corrupt")
+    test_fields = ("data.name", "data.root", "data.size", "data.corrupt")
     data = ("digits", "fashion", "cifar10", "folder")
 
     # ---- settings ----
@@ -152,11 +153,23 @@ class Classification(Problem):
 
     # ---- measuring a finished network ----
 
+    def for_tests(self, own: RunConfig, c: RunConfig) -> RunConfig:
+        """A network for CIFAR-10 can look at a folder of images, too; else networks keep to the data that their layers fit."""
+        given, was = c.data.name, own.data.name
+        if given != was and (was, given) != ("cifar10", "folder"):
+            also = ", or folder, a ROOT/val/CLASS/ of images" if was == "cifar10" else ""
+            raise ConfigError(f"data.name = {given}: this network was trained on {was}, and can be measured on {was}{also}")
+        if given == was:
+            return c
+        if c.data.size is not None:
+            raise ConfigError(f"data.size = {c.data.size}: has no effect on a network for {was}, which sees images at the size of its own")
+        return dataclasses.replace(c, data=dataclasses.replace(c.data, loader="workers", crop=0))
+
     def check_tests(self, c: RunConfig) -> Complaints:
         yield from self._check_data(c, ("val",))
 
-    def tests(self, c: RunConfig, world: World, run: Path) -> Tests:
-        from ...data.arrays import read_arrays
+    def tests(self, own: RunConfig, c: RunConfig, world: World, run: Path) -> Tests:
+        from ...data.arrays import CIFAR_CLASSES, CIFAR_MEAN, CIFAR_STD, read_arrays
         from ...data.loader import ResidentLoader
         from ...data.order import Order, Share
 
@@ -165,11 +178,13 @@ class Classification(Problem):
             arrays = read_arrays(d.name, d.root)
             return ResidentLoader(arrays, Order(len(arrays.train_labels), 1, c.seed), Share(), world.device)
 
-        from ...data.workers import ArrayImages, FolderTests, WorkerTests
+        from ...data.workers import ArrayImages, FolderTests, WorkerTests, as_arrays, centre
 
         images: ArrayImages | FolderTests
-        if d.name == "folder":
-            images = FolderTests(d.root or "", d.size or 224, known_classes(run) or _trained_on(c, run))
+        if d.name == "folder" and own.data.name == "cifar10":
+            images = FolderTests(d.root or "", CIFAR_CLASSES, as_arrays(_SHAPES["cifar10"][1], CIFAR_MEAN, CIFAR_STD))
+        elif d.name == "folder":
+            images = FolderTests(d.root or "", known_classes(run) or _trained_on(c, run), centre(d.size or 224))
         else:
             images = ArrayImages(read_arrays(d.name, d.root), 0, False)
         return WorkerTests(images, e.batch_size, e.workers, world.device.type == "cuda", d.corrupt == "skip")

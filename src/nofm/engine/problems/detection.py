@@ -150,7 +150,7 @@ class Detection(Problem):
         yield from _check_sizes(c)
         yield from self._check_files(c, ("test",))
 
-    def tests(self, c: RunConfig, world: World, run: Path) -> Tests:
+    def tests(self, own: RunConfig, c: RunConfig, world: World, run: Path) -> Tests:
         from ...data.coco import read_coco
         from ...data.coco_loader import CocoTests
 

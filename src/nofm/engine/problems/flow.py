@@ -143,7 +143,7 @@ class Flow(Problem):
         else:
             yield from self._check_files(c, (_part(c),))
 
-    def tests(self, c: RunConfig, world: World, run: Path) -> Tests:
+    def tests(self, own: RunConfig, c: RunConfig, world: World, run: Path) -> Tests:
         from ...data.flow import FlowFileTests, ResidentFlowTests
         from ...data.order import Share
         from ...data.stamp_sets import shared_pack

@@ -141,7 +141,7 @@ class Translation(Problem):
         yield from _check_search(c)
         yield from self._check_files(c, ("test",))
 
-    def tests(self, c: RunConfig, world: World, run: Path) -> Tests:
+    def tests(self, own: RunConfig, c: RunConfig, world: World, run: Path) -> Tests:
         from ...data.order import Share
         from ...data.pairs import PairTests
         from ...data.subwords import Subwords
