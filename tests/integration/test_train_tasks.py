@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from short_runs import digests, events
 from small_runs import assert_close, weights
-from task_runs import RUNS, arguments, config_of, train_in_two_processes, write_all, write_corpus
+from task_runs import RUNS, config_of, train_in_two_processes, write_corpus
 from test_resume import assert_same, train_until
 from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -43,19 +43,9 @@ VERSIONS = {"detection": "torchmetrics", "segmentation": "torchmetrics", "transl
 PICTURES = {"detection": 2, "segmentation": 2, "flow": 2}
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def finished(data, tmp_path_factory) -> dict[str, Path]:
-    """Every run, made by the command line."""
-    root, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
-    for name in RUNS:
-        assert main(["train", *arguments(name, data[name]), "--out", str(root / name)]) == 0
-    torch.set_num_threads(threads)
-    return {name: root / name for name in RUNS}
+@pytest.fixture
+def data(task_data) -> dict[str, Path]:
+    return task_data
 
 
 def kind(name: str) -> str:
@@ -124,8 +114,8 @@ def test_the_samples_of_a_detector_are_images_with_what_is_there(finished, data)
             assert ("truth_masks" in arrays) == (name == "segmentation")
 
 
-def test_a_report_of_every_task_shows_its_samples(finished, capsys):
-    for name, out in finished.items():
+def test_a_report_of_every_task_shows_its_samples(all_finished, capsys):
+    for name, out in all_finished.items():
         assert main(["report", str(out)]) == 0
         page = (out / "report.html").read_text()
         assert f"{UNITS[kind(name)]}/s" in page

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..engine.config import RunConfig
+from ..engine.config import DataConfig, RunConfig
 from ..recipes import RECIPES, describe, find
 from . import commands
 from .options import Options
@@ -35,13 +35,24 @@ def _everything() -> Any:
     recipes = [sub(name, Options, default=_options(name), description=describe(name)) for name in RECIPES]
     train: Any = functools.reduce(operator.or_, recipes)
     others = [sub(name, Annotated[Any, tyro.conf.arg(constructor=getattr(commands, name))]) for name in commands.__all__]
-    own = {"train": _chosen(train), "resume": _resume}
+    own = {"train": _chosen(train), "resume": _resume, "evaluate": _evaluate}
     first = [sub(name, Annotated[Any, tyro.conf.arg(constructor=make)]) for name, make in own.items()]
     return functools.reduce(operator.or_, [*first, *others])
 
 
 def _resume(run: tyro.conf.Positional[Path], allow_change: bool = False) -> None:
     """Go on with a run, as its folder says."""
+
+
+def _evaluate(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    data: DataConfig,
+    name: str,
+    weights: str | None = None,
+    device: str | None = None,
+    again: bool = False,
+) -> None:
+    """Measure finished runs on other data."""
 
 
 def _chosen(recipes: Any) -> Any:

@@ -31,6 +31,12 @@ def _study(args: list[str]) -> int:
     return command(args)
 
 
+def _evaluate(args: list[str]) -> int:
+    from .evaluate import command
+
+    return command(args)
+
+
 def _function(name: str) -> Callable[[list[str]], int]:
     def run(args: list[str]) -> int:
         import tyro
@@ -47,6 +53,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (_train, "train a network by a recipe"),
     "resume": (_resume, "go on with a run that was interrupted, as its folder says"),
     "study": (_study, "train all rows of a table or figure of the paper, and write it"),
+    "evaluate": (_evaluate, "measure finished runs on other data"),
     "recipes": (_function("recipes"), "list the recipes"),
     "report": (_function("report"), "make one HTML page of one or more runs"),
     "analyse": (_function("analyse"), "SAD between two saved steps of a run, layer by layer"),

@@ -17,6 +17,7 @@ from ..recipes import RECIPES, find
 from ..recipes.studies import STUDIES, check_names, find_studies
 from ..recipes.study import Study
 from .campaign import check_runs, limited, note, planned, train_rows
+from .words import taken
 
 __all__ = ["command"]
 
@@ -123,13 +124,15 @@ def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, *,
 
 def _wishes(args: list[str]) -> tuple[_Wishes, list[str]]:
     """The command's own options, and the others, which are the recipe's."""
-    on, args = _taken(args, "--on")
-    lanes, args = _taken(args, "--lanes", "4")
-    rows, args = _taken(args, "--rows", "*")
-    without, args = _taken(args, "--without", "")
-    order, args = _taken(args, "--order", "seed")
-    limit, args = _taken(args, "--limit", "")
-    into, args = _taken(args, "--into", "")
+    on, args = taken(
+        args, "--on", missing=f"study: {{key}} is missing: nofm study NAME... --on RECIPE --out DIR; recipes are {', '.join(RECIPES)}"
+    )
+    lanes, args = taken(args, "--lanes", "4")
+    rows, args = taken(args, "--rows", "*")
+    without, args = taken(args, "--without", "")
+    order, args = taken(args, "--order", "seed")
+    limit, args = taken(args, "--limit", "")
+    into, args = taken(args, "--into", "")
     if not lanes.isdigit() or int(lanes) < 1:
         raise ConfigError(f"--lanes {lanes}: must be a whole number above 0")
     if order not in ("seed", "row"):
@@ -137,18 +140,6 @@ def _wishes(args: list[str]) -> tuple[_Wishes, list[str]]:
     minutes = _minutes(limit) if limit else None
     rest = [arg for arg in args if arg != "--table"]
     return _Wishes(on, int(lanes), rows, without, order == "row", minutes, len(rest) < len(args), Path(into) if into else None), rest
-
-
-def _taken(args: list[str], key: str, default: str | None = None) -> tuple[str, list[str]]:
-    """The value of `key`, and the other arguments."""
-    for i, arg in enumerate(args):
-        if arg == key and i + 1 < len(args):
-            return args[i + 1], args[:i] + args[i + 2 :]
-        if arg.startswith(f"{key}="):
-            return arg.partition("=")[2], args[:i] + args[i + 1 :]
-    if default is None:
-        raise ConfigError(f"study: {key} is missing: nofm study NAME... --on RECIPE --out DIR; recipes are {', '.join(RECIPES)}")
-    return default, args
 
 
 def _minutes(text: str) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .errors import DataError
 
-__all__ = ["ARRAYS", "Arrays", "read_arrays"]
+__all__ = ["ARRAYS", "CIFAR_CLASSES", "CIFAR_MEAN", "CIFAR_STD", "Arrays", "read_arrays"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def _idx(root: Path, name: str, dims: int) -> Tensor:
     return torch.frombuffer(bytearray(body), dtype=torch.uint8).view(shape)
 
 
-_CIFAR_MEAN, _CIFAR_STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
+CIFAR_MEAN, CIFAR_STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def _cifar10(root: Path) -> Arrays:
@@ -93,7 +94,7 @@ def _cifar10(root: Path) -> Arrays:
     if (root / "test_batch.png").is_file():
         x, x_test = torch.cat([_sheet(root / f"{t}.png") for t in trains]), _sheet(root / "test_batch.png")
         y, y_test = _json_labels(root / "train_lables.json"), _json_labels(root / "test_lables.json")
-        return Arrays(x, y, x_test, y_test, _CIFAR_MEAN, _CIFAR_STD)
+        return Arrays(x, y, x_test, y_test, CIFAR_MEAN, CIFAR_STD)
     binary = next((p for p in (root, root / "cifar-10-batches-bin") if (p / "test_batch.bin").is_file()), None)
     if binary is None:
         raise DataError(
@@ -102,7 +103,7 @@ def _cifar10(root: Path) -> Arrays:
         )
     pairs = [_records(binary / f"{t}.bin") for t in (*trains, "test_batch")]
     x, y = torch.cat([p[0] for p in pairs[:-1]]), torch.cat([p[1] for p in pairs[:-1]])
-    return Arrays(x, y, *pairs[-1], _CIFAR_MEAN, _CIFAR_STD)
+    return Arrays(x, y, *pairs[-1], CIFAR_MEAN, CIFAR_STD)
 
 
 def _sheet(path: Path) -> Tensor:

@@ -25,9 +25,9 @@ from torchvision.transforms import v2
 from .coco import CocoImage, CocoSet, read_pixels
 from .errors import DataError
 from .order import Order, Share, mix
-from .processes import TEST, ProcessLoader, first_readable
+from .processes import TEST, ProcessLoader, ProcessTests, first_readable
 
-__all__ = ["Augment", "CocoLoader", "Target", "read_example"]
+__all__ = ["Augment", "CocoLoader", "CocoTests", "Target", "read_example"]
 
 Target: TypeAlias = dict[str, Tensor]
 Example: TypeAlias = tuple[Tensor, Target]
@@ -173,3 +173,11 @@ class CocoLoader(ProcessLoader):
             device = device or torch.device("cpu")
             examples.keep(True, range(len(train)), device)
             examples.keep(False, self._mine, device)
+
+
+class CocoTests(ProcessTests):
+    """Images of `test` alone, `batch` at a time."""
+
+    def __init__(self, test: CocoSet, batch: int, *, workers: int = 0, pin: bool = False, skip: bool = False) -> None:
+        super().__init__(_Examples(test, test, Augment(), 0, skip), _collate, Share(), len(test), batch, workers, pin)
+        self.skipped, self.names = len(test.dropped), test.names

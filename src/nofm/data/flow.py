@@ -23,9 +23,9 @@ from .flow_files import KITTI_UNIT, read_flow, read_frame
 from .flow_layouts import Pair
 from .loader import Batch
 from .order import Order, Share, mix
-from .processes import TEST, ProcessLoader, first_readable
+from .processes import TEST, ProcessLoader, ProcessTests, first_readable
 
-__all__ = ["FlowArrays", "FlowFiles", "ResidentFlow", "read_example"]
+__all__ = ["FlowArrays", "FlowFileTests", "FlowFiles", "ResidentFlow", "ResidentFlowTests", "read_example"]
 
 _SMALLEST = 128  # pixels of a side: RAFT's correlation pyramid halves 1/8 of it three times
 
@@ -83,7 +83,24 @@ class FlowArrays:
         }
 
 
-class ResidentFlow:
+class ResidentFlowTests:
+    """Pairs to be measured, on the device."""
+
+    skipped = 0
+
+    def __init__(self, test: FlowArrays, share: Share, device: torch.device, test_batch: int = 8) -> None:
+        self._whole_test = test  # what others may share with this loader (`shared_pack`) lives as long as it does
+        self._test, self._test_batch = test[share.rank :: share.world].to(device), test_batch
+
+    def test(self) -> Iterator[Batch]:
+        for first in range(0, len(self._test), self._test_batch):
+            yield self._test[first : first + self._test_batch].batch()
+
+    def close(self) -> None:
+        pass
+
+
+class ResidentFlow(ResidentFlowTests):
     """All pairs on the device. What a step sees is a function of the seed and the step."""
 
     def __init__(
@@ -101,10 +118,10 @@ class ResidentFlow:
         height, width = train.flow.shape[-2:]
         if crop[0] > height or crop[1] > width:
             raise DataError(f"data.crop_size = {crop[0]} {crop[1]}: is larger than the frames of {height}x{width} pixels")
-        self.order, self.share, self.crop, self.flip, self.skipped = order, share, crop, flip, 0
-        self._whole = train, test  # what others may share with this loader (`shared_pack`) lives as long as it does
-        self._train, self._test = train.to(device), test[share.rank :: share.world].to(device)
-        self._device, self._test_batch = device, test_batch
+        super().__init__(test, share, device, test_batch)
+        self.order, self.share, self.crop, self.flip = order, share, crop, flip
+        self._whole_train = train  # as of the test pairs
+        self._train, self._device = train.to(device), device
 
     def keys(self, start: int) -> Iterator[Batch]:
         per_epoch, batch = self.order.steps_per_epoch, self.order.batch
@@ -127,13 +144,6 @@ class ResidentFlow:
 
     def make(self, key: Batch) -> Batch:
         return _cut(self._train, key["key"], self.crop).batch()
-
-    def test(self) -> Iterator[Batch]:
-        for first in range(0, len(self._test), self._test_batch):
-            yield self._test[first : first + self._test_batch].batch()
-
-    def close(self) -> None:
-        pass
 
 
 def _cut(arrays: FlowArrays, key_B5: Tensor, crop: tuple[int, int]) -> FlowArrays:
@@ -210,3 +220,11 @@ class FlowFiles(ProcessLoader):
         _check_crop(augmentation.size)
         examples = _Examples(list(train), list(test), augmentation, order.seed, skip)
         super().__init__(examples, _collate, order, share, len(test), test_batch=1, workers=workers, pin=pin)
+
+
+class FlowFileTests(ProcessTests):
+    """Pairs to be measured, one by one."""
+
+    def __init__(self, test: Sequence[Pair], workers: int = 0, pin: bool = False, skip: bool = False) -> None:
+        examples = _Examples([], list(test), Augmentation(), 0, skip)
+        super().__init__(examples, _collate, Share(), len(test), test_batch=1, workers=workers, pin=pin)

@@ -18,15 +18,27 @@ from torch import Tensor
 from .arrays import Arrays
 from .order import Order, Share, Steps, mix
 
-__all__ = ["Batch", "Loader", "ResidentLoader", "batches", "crop_and_flip"]
+__all__ = ["Batch", "Loader", "ResidentLoader", "Tests", "batches", "crop_and_flip"]
 
 Batch: TypeAlias = dict[str, Tensor]
 
 
-class Loader(Protocol):
-    """What the engine needs of a loader."""
+class Tests(Protocol):
+    """What the engine needs of data to measure on."""
 
     skipped: int  # images, pairs, ... that could not be read or used and were passed by, so far
+
+    def test(self) -> Iterator[Batch]:
+        """This process's part of the test images, once."""
+        ...
+
+    def close(self) -> None:
+        """End all loader processes."""
+        ...
+
+
+class Loader(Tests, Protocol):
+    """What the engine needs of a loader to train."""
 
     @property
     def order(self) -> Steps: ...
@@ -39,14 +51,6 @@ class Loader(Protocol):
         """The micro-batch of a key, on the key's device. Reads no value of a tensor."""
         ...
 
-    def test(self) -> Iterator[Batch]:
-        """This process's part of the test images, once."""
-        ...
-
-    def close(self) -> None:
-        """End all loader processes."""
-        ...
-
 
 def batches(loader: Loader, start: int) -> Iterator[Batch]:
     """The micro-batches themselves, from step `start` on."""
@@ -55,6 +59,8 @@ def batches(loader: Loader, start: int) -> Iterator[Batch]:
 
 class ResidentLoader:
     """The whole data set on the device."""
+
+    names: tuple[str, ...] = ()  # of the classes, where files have them
 
     def __init__(self, arrays: Arrays, order: Order, share: Share, device: torch.device, crop: int = 0, flip: bool = False) -> None:
         self.order, self.share, self.device, self.crop, self.flip = order, share, device, crop, flip

@@ -25,7 +25,7 @@ from .order import Share, mix
 from .subwords import SPECIALS, Subwords
 from .text import Corpus, Text
 
-__all__ = ["Bucket", "PairLoader", "PairOrder", "Ragged", "make_buckets"]
+__all__ = ["Bucket", "PairLoader", "PairOrder", "PairTests", "Ragged", "make_buckets"]
 
 _PAD, _EOS = SPECIALS.index("<pad>"), SPECIALS.index("</s>")
 _ROUND = 8
@@ -150,7 +150,37 @@ class PairOrder:
         return self._index, self._steps
 
 
-class PairLoader:
+class PairTests:
+    """Sentences to be measured, in the vocabulary of `subwords`. `test_tokens`: source tokens of a batch, of one process."""
+
+    skipped = 0
+
+    def __init__(self, test: Text, subwords: Subwords, share: Share, device: torch.device, test_tokens: int = 8192) -> None:
+        self.share, self.device, self.subwords = share, device, subwords
+        self._test, self._test_tokens = test, test_tokens
+        self._test_source, self._test_target = (Ragged(_encoded(subwords, side)) for side in (test.source, test.target))
+
+    def test(self) -> Iterator[Batch]:
+        """This process's part of the sentences to be measured, once, the longest first."""
+        source, target = self._test_source, self._test_target
+        mine = torch.argsort(source.length_N, descending=True, stable=True)[self.share.rank :: self.share.world]
+        while len(mine):
+            width = _rounded(int(source.length_N[mine[0]]))
+            index_B, mine = mine.tensor_split([max(1, self._test_tokens // width)])
+            target_width = _rounded(int(target.length_N[index_B].max()))
+            batch = {
+                "source": source.padded(index_B, torch.arange(width)),
+                "target": target.padded(index_B, torch.arange(target_width)),
+                "reference": _as_bytes([self._test.target[i] for i in index_B.tolist()]),
+                "index": index_B,
+            }
+            yield {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class PairLoader(PairTests):
     """A corpus on the device, in the vocabulary of `subwords`.
 
     tokens       source tokens of a training step, and target tokens, padding included, over all processes and micro-batches.
@@ -170,8 +200,8 @@ class PairLoader:
         max_length: int = 128,
         test_tokens: int = 8192,
     ) -> None:
-        self.share, self.device, self.subwords = share or Share(), device or torch.device("cpu"), subwords
-        train, test = corpus.train, corpus.test
+        super().__init__(corpus.test, subwords, share or Share(), device or torch.device("cpu"), test_tokens)
+        train = corpus.train
         # One more row stands for no sentence: a source to look at, and no target to learn from.
         self._source = Ragged(chain(_encoded(subwords, train.source), [[_EOS]]))
         self._target = Ragged(chain(_encoded(subwords, train.target), [[]]))
@@ -183,8 +213,6 @@ class PairLoader:
         for side in (self._source, self._target):
             side.to(self.device)
         self._positions = {b.width: torch.arange(b.width, device=self.device) for b in self.order.buckets}
-        self._test, self._test_tokens = test, test_tokens
-        self._test_source, self._test_target = (Ragged(_encoded(subwords, side)) for side in (test.source, test.target))
 
     @property
     def tokens_of_step(self) -> float:
@@ -225,25 +253,6 @@ class PairLoader:
         """The micro-batch of a key."""
         index_B, position_W = key["pair"], key["position"]
         return {"source": self._source.padded(index_B, position_W), "target": self._target.padded(index_B, position_W)}
-
-    def test(self) -> Iterator[Batch]:
-        """This process's part of the sentences to be measured, once, the longest first."""
-        source, target = self._test_source, self._test_target
-        mine = torch.argsort(source.length_N, descending=True, stable=True)[self.share.rank :: self.share.world]
-        while len(mine):
-            width = _rounded(int(source.length_N[mine[0]]))
-            index_B, mine = mine.tensor_split([max(1, self._test_tokens // width)])
-            target_width = _rounded(int(target.length_N[index_B].max()))
-            batch = {
-                "source": source.padded(index_B, torch.arange(width)),
-                "target": target.padded(index_B, torch.arange(target_width)),
-                "reference": _as_bytes([self._test.target[i] for i in index_B.tolist()]),
-                "index": index_B,
-            }
-            yield {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _encoded(subwords: Subwords, texts: list[str]) -> Iterator[list[int]]:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from .errors import DataError
 from .order import Order, Share
 
-__all__ = ["TEST", "ProcessLoader", "first_readable"]
+__all__ = ["TEST", "ProcessLoader", "ProcessTests", "first_readable"]
 
 TEST = -1  # the "epoch" of a test example, which is not augmented
 
@@ -47,8 +47,8 @@ def _in_worker(number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-class ProcessLoader:
-    """Batches put together by `workers` processes (0: by this one), with the protocol of `loader.Loader`.
+class ProcessTests:
+    """Test batches put together by `workers` processes (0: by this one), with the protocol of `loader.Tests`.
 
     examples    reads (epoch, index), as `first_readable` does.
     collate     makes one batch of several, or one error.
@@ -59,34 +59,16 @@ class ProcessLoader:
         self,
         examples: Dataset[dict[str, Any]],
         collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
-        order: Order,
         share: Share,
         test_size: int,
         test_batch: int,
         workers: int,
         pin: bool,
     ) -> None:
-        self.order, self.share, self.skipped = order, share, 0
+        self.share, self.skipped = share, 0
         self._examples, self._collate, self._workers, self._pin = examples, collate, workers, pin
         self._mine, self._test_batch = range(share.rank, test_size, share.world), max(1, test_batch)
         self._open: list[Any] = []
-
-    def make(self, key: dict[str, Any]) -> dict[str, Any]:
-        """The key is the batch."""
-        return key
-
-    def keys(self, start: int) -> Iterator[dict[str, Any]]:
-        """This process's micro-batches, from step `start` (from 0) on."""
-
-        def keys() -> Iterator[list[tuple[int, int]]]:
-            step = start
-            while True:
-                epoch = self.order.epoch(step)
-                for indices in self.share.micro_batches(self.order.indices(step)):
-                    yield [(epoch, index) for index in indices.tolist()]
-                step += 1
-
-        return self._batches(keys)
 
     def test(self) -> Iterator[dict[str, Any]]:
         """This process's part of the test examples, once."""
@@ -128,3 +110,38 @@ class ProcessLoader:
 def _end(batches: Any) -> None:
     if hasattr(batches, "_shutdown_workers"):
         batches._shutdown_workers()
+
+
+class ProcessLoader(ProcessTests):
+    """Training batches too, with the protocol of `loader.Loader`."""
+
+    def __init__(
+        self,
+        examples: Dataset[dict[str, Any]],
+        collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        order: Order,
+        share: Share,
+        test_size: int,
+        test_batch: int,
+        workers: int,
+        pin: bool,
+    ) -> None:
+        super().__init__(examples, collate, share, test_size, test_batch, workers, pin)
+        self.order = order
+
+    def make(self, key: dict[str, Any]) -> dict[str, Any]:
+        """The key is the batch."""
+        return key
+
+    def keys(self, start: int) -> Iterator[dict[str, Any]]:
+        """This process's micro-batches, from step `start` (from 0) on."""
+
+        def keys() -> Iterator[list[tuple[int, int]]]:
+            step = start
+            while True:
+                epoch = self.order.epoch(step)
+                for indices in self.share.micro_batches(self.order.indices(step)):
+                    yield [(epoch, index) for index in indices.tolist()]
+                step += 1
+
+        return self._batches(keys)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import DataError
 
-__all__ = ["CORPORA", "Corpus", "Text", "find_split", "read_corpus", "read_lines", "read_split"]
+__all__ = ["CORPORA", "Corpus", "Text", "find_split", "read_corpus", "read_lines", "read_split", "read_test"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,14 @@ def read_corpus(name: str, root: str | Path, source: str = "en", target: str = "
         if measure not in splits:
             raise DataError(f"data.test = {measure}: LibreOffice's help is split into {', '.join(splits)}")
         return Corpus(splits[learn], splits[measure])
-    return Corpus(read_split(root, learn, source, target), read_split(root, measure, source, target).check_no_blanks())
+    return Corpus(read_split(root, learn, source, target), read_test(name, root, source, target, test))
+
+
+def read_test(name: str, root: str | Path, source: str = "en", target: str = "de", test: str | None = None) -> Text:
+    """The sentences that a corpus is measured on, alone."""
+    if name == "libreoffice":  # whose splits are made of all its pages
+        return read_corpus(name, root, source, target, test).test
+    return read_split(root, test or CORPORA[name][1], source, target).check_no_blanks()
 
 
 def read_split(root: str | Path, split: str, source: str, target: str) -> Text:

@@ -26,6 +26,7 @@ from .world import World
 
 __all__ = [
     "Lengths",
+    "check_machine",
     "make_loader",
     "make_method",
     "make_optimizer",
@@ -85,17 +86,12 @@ def make_method(config: RunConfig, lengths: Lengths | None = None) -> Method:
 
 def preflight(config: RunConfig, world: World) -> None:
     """Raise for whatever only the built network, this machine or an installed package can tell."""
-    if config.engine.precision == "fp16" and world.device.type == "cpu":
-        raise ConfigError("engine.precision = fp16: needs a CUDA device, and this run is on the CPU; allowed here: fp32, bf16")
+    check_machine(config, world)
     if config.optim.fused and world.device.type == "cpu":
         raise ConfigError("optim.fused = true: needs a CUDA device, and this run is on the CPU; leave it out")
     for name in config.engine.track:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"engine.track = {name}: is not installed; install it with pip install {name}, or leave it out")
-    for package in problem_of(config).packages:
-        if importlib.util.find_spec(package) is None:
-            wanted = f"nofm[{problem_of(config).extra}]"
-            raise ConfigError(f"task.kind = {config.task.kind}: needs {package}, which is not installed: pip install '{wanted}'")
     uses_graphs(config, world)
     make_method(config)
     with torch.device("meta"), warnings.catch_warnings():
@@ -103,6 +99,16 @@ def preflight(config: RunConfig, world: World) -> None:
         draft = problem_of(config).draft(config)
         # Without memory there is no magnitude to go by; whether the budget can be met does not depend on it.
         sparsified_(draft, config, None if config.sparsity.budget is None else allocated(draft, config, by="uniform"))
+
+
+def check_machine(config: RunConfig, world: World) -> None:
+    """Raise for what this machine or an installed package cannot do, of all that measuring needs, too."""
+    if config.engine.precision == "fp16" and world.device.type == "cpu":
+        raise ConfigError("engine.precision = fp16: needs a CUDA device, and this run is on the CPU; allowed here: fp32, bf16")
+    for package in problem_of(config).packages:
+        if importlib.util.find_spec(package) is None:
+            wanted = f"nofm[{problem_of(config).extra}]"
+            raise ConfigError(f"task.kind = {config.task.kind}: needs {package}, which is not installed: pip install '{wanted}'")
 
 
 def uses_graphs(config: RunConfig, world: World) -> bool:

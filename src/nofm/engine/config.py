@@ -130,7 +130,7 @@ class DataConfig:
     """translation: the language to translate to; de where nothing is said."""
     test: str | None = None
     """The split to be measured on: translation, test, of multi30k test_2016_flickr, where nothing is said; detection and segmentation,
-    val where nothing is said."""
+    val where nothing is said; flow, val, what its layout holds out, or of data that was not trained on all (nofm evaluate)."""
     vocabulary: int | None = None
     """translation: tokens that both languages share, at least 259; 8000 where nothing is said."""
     max_length: int | None = None

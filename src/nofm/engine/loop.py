@@ -8,9 +8,10 @@ evaluation that belongs to the step has been done.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +27,10 @@ from . import snapshot
 from .average import Average
 from .build import Lengths
 from .checkpoint import Store
-from .config import ConfigError
 from .export import folded_weights
 from .folder import RunFolder
 from .graphs import Graphs
+from .measure import laid_out, metrics_of, on_device, summed
 from .meter import Meter
 from .movement import Movement, packed_masks
 from .precision import LossWatch, Precision
@@ -94,7 +95,7 @@ class Trainer:
             keys = self.loader.keys(self.position)
             while self.step < self.lengths.total:
                 with self._turn():
-                    self._train_step([self._on_device(next(keys)) for _ in range(self.accumulate)])
+                    self._train_step([on_device(next(keys), self.world.device) for _ in range(self.accumulate)])
                     self._after_step()
                 yield
         finally:
@@ -136,7 +137,7 @@ class Trainer:
         """The device's part of a step. Nothing in it may depend on the number of the step but the learning rate."""
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.world.device)
-        batches = [self._laid_out(self.loader.make(key)) for key in keys]
+        batches = [laid_out(self.loader.make(key), self.channels_last) for key in keys]
         shares = self._shares(batches)
         for i, batch in enumerate(batches):
             with self.world.reducing(self.wrapped, last=i == self.accumulate - 1):
@@ -158,13 +159,6 @@ class Trainer:
             return None
         total = self.world.total(torch.stack(weights).sum())
         return [weight * self.world.size / total for weight in weights]
-
-    def _on_device(self, batch: Batch) -> Batch:
-        return _each(batch, lambda value: value.to(self.world.device, non_blocking=True))
-
-    def _laid_out(self, batch: Batch) -> Batch:
-        layout = torch.channels_last if self.channels_last else torch.preserve_format
-        return _each(batch, lambda value: value.contiguous(memory_format=layout) if value.dim() == 4 else value)
 
     def _after_step(self) -> None:
         last = self.step == self.lengths.total
@@ -213,38 +207,24 @@ class Trainer:
             self.folder.write_samples(files)
             self._event("samples", files=sorted(files), ema=ema)
 
-    @torch.no_grad()
     def _measured(self, task: Task) -> dict[str, float]:
-        task.eval()
-        task.reset()
-        sums: dict[str, Tensor] = {}
         with self.world.silent(task):
-            for batch in self.loader.test():
-                for name, value in self._measure(task, self._on_device(batch)).items():
-                    sums[name] = sums[name] + value if name in sums else value
-                if self.world.size == 1:
-                    self._look_for_stop()
-                elif self.stop.number:
-                    break  # the others learn of it below
+            sums = summed(task, self.loader.test(), partial(self._measure, task), self._stop_in_test)
         self._look_for_stop(always=self.world.size > 1)
-        names = self._measured_by_all(task, list(sums))
-        nothing = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        totals = self.world.total(torch.stack([sums.get(name, nothing) for name in names])).tolist()
-        return task.metrics(dict(zip(names, totals, strict=True)))
+        return metrics_of(task, sums, self.world)
 
-    def _measured_by_all(self, task: Task, mine: list[str]) -> list[str]:
-        """The names of the sums, also for a process that has had nothing to measure."""
-        everyone = self.world.gathered(mine)
-        if not all(everyone) and any(hasattr(module, "set_reshard_after_forward") for module in task.modules()):
-            # FSDP2 fetches in backward what came before in forward, and would wait for a process that has seen no forward.
-            raise ConfigError("engine.parallel = fsdp: every process needs something to measure; use fewer, more test data, or ddp")
-        return sorted({name for names in everyone for name in names})
+    def _stop_in_test(self) -> bool:
+        """Whether to leave the other test batches; the other processes, if there are any, learn of it after theirs."""
+        if self.world.size == 1:
+            self._look_for_stop()
+        return bool(self.stop.number)
 
     def _measure(self, task: Task, batch: Batch) -> dict[str, Tensor]:
         def work(batches: list[Batch]) -> dict[str, Tensor]:
             with self.precision.autocast():
-                return task.measure(self._laid_out(batches[0]))
+                return task.measure(laid_out(batches[0], self.channels_last))
 
+        batch = on_device(batch, self.world.device)
         if self.graphs is None or self.handle.phase is None or task.measure_on_host:
             return work([batch])
         return self.graphs.run((self.handle.phase, task is self.task), work, [batch])
@@ -280,12 +260,3 @@ class Trainer:
     def _event(self, name: str, **fields: Any) -> None:
         if self.folder is not None:
             self.folder.event(name, self.step, **fields)
-
-
-def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with every tensor changed, also those in lists and dicts inside of it."""
-    if isinstance(value, dict):
-        return {name: _each(part, change) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_each(part, change) for part in value]
-    return change(value)

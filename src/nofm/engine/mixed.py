@@ -17,6 +17,7 @@ from ..errors import LayerError
 from ..patterns import PatternLike
 from ..tasks.base import Task
 from .config import ConfigError, RunConfig
+from .measure import each
 
 if TYPE_CHECKING:
     from .folder import RunFolder
@@ -54,11 +55,9 @@ def allocated(model: nn.Module, config: RunConfig, gradients: dict[str, Tensor] 
 
 def _gradients(task: Task, loader: Any, device: torch.device) -> dict[str, Tensor]:
     """Of the dense network on the first batch, by a copy: statistics of the network's own must not have seen it."""
-    from .loop import _each  # which needs this module
-
     twin = copy.deepcopy(task).train()
-    key = _each(next(loader.keys(0)), lambda value: value.to(device))
-    batch = _each(loader.make(key), lambda value: value.cpu())
+    key = each(next(loader.keys(0)), lambda value: value.to(device))
+    batch = each(loader.make(key), lambda value: value.cpu())
     with torch.enable_grad():
         twin(batch)["loss"].backward()
     return {name: p.grad for name, p in twin.model.named_parameters() if p.grad is not None}

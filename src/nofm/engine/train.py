@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import platform
-import subprocess
 import time
 import warnings
 from collections import deque
@@ -21,7 +18,6 @@ from ..errors import NofmError
 from ..methods import attach
 from ..overview import summary
 from ..tasks.base import Task
-from ..version import __version__
 from . import chance, snapshot
 from .average import Average
 from .build import (
@@ -41,6 +37,7 @@ from .files import Disk
 from .folder import RunFolder, Sink
 from .graphs import Graphs
 from .loop import Trainer
+from .machine import conditions, set_torch
 from .mixed import patterns_of
 from .precision import Precision
 from .problems import problem_of
@@ -48,7 +45,7 @@ from .resolve import differences, to_dict
 from .signals import Stopped, StopRequest, listening
 from .sinks import make_sink
 from .validate import check
-from .world import World, cpu_name, joined_world
+from .world import World, joined_world
 
 __all__ = ["Job", "train", "train_together"]
 
@@ -192,7 +189,7 @@ def _compare_companions(folder: RunFolder, now: dict[str, bytes]) -> None:
 def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Path, stop: StopRequest, disk: Disk | None) -> Trainer:
     """Build everything, in the order in which one part needs another."""
     e = config.engine
-    _set_torch(config)
+    set_torch(config)
     loader = make_loader(config, world)
     lengths = Lengths(config, loader.order.steps_per_epoch)
     chance.seed_all(config.seed)  # the same starting weights on all processes
@@ -233,17 +230,6 @@ def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Pat
     )
 
 
-def _set_torch(config: RunConfig) -> None:
-    e = config.engine
-    if e.threads is not None:
-        torch.set_num_threads(e.threads)
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "tf32" if e.tf32 else "ieee"  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(e.deterministic)
-    torch.backends.cudnn.benchmark = not e.deterministic
-    if e.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
 def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) -> tuple[Trainer, int | None]:
     """A trainer in its folder, and the step that it goes on from, where it does."""
     config = job.config
@@ -278,30 +264,13 @@ def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Se
         warnings.simplefilter("ignore")
         counted = None if config.engine.parallel == "fsdp" else problem_of(config).cost(config, task)
     fields = ("params", "params_sparse", "weights", "weights_sparse", "macs", "macs_sparse")
-    cuda = world.device.type == "cuda"
     return {
         "format": 1,
         "recipe": recipe,
         "command": list(command),
         "seed": config.seed,
-        "versions": {"nofm": __version__, "torch": str(torch.__version__), "python": platform.python_version(), **task.versions()},
-        "commit": _commit(),
-        "hardware": {
-            "device": str(world.device),
-            "name": torch.cuda.get_device_name(world.device) if cuda else cpu_name(),
-            "cpus": os.cpu_count(),
-            "world_size": world.size,
-        },
+        **conditions(task, world),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "layers": [dataclasses.asdict(row) for row in summary(task.model).rows],
         "cost": None if counted is None else {name: getattr(counted, name) for name in fields},
     }
-
-
-def _commit() -> str | None:
-    """The commit of the working folder, with a + if it has changes; None outside of a repository."""
-    try:
-        git = ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -18,6 +18,7 @@ from typing import Any
 
 from . import curves
 from .compare import Band, Group, Stat
+from .evaluations import headlines
 from .kernels import LayerShapes
 from .read import Layer, Run
 
@@ -113,6 +114,8 @@ def _group(group: Group, metrics: Sequence[str], names: Mapping[Path, str]) -> d
         final[f"final/{metric}"] = group.stat(partial(curves.final, metric=metric))
         final[f"best/{metric}"] = group.stat(partial(curves.best, metric=metric))
     final |= {"sad": group.stat(total_sad), "flip_rate": group.stat(mean_flip_rate), "seconds": group.stat(lambda run: run.seconds)}
+    for name, metric in headlines(run.evaluations for run in group.runs):
+        final[f"evaluation/{name}/{metric}"] = group.stat(lambda run, name=name, metric=metric: run.evaluated(name, metric))  # type: ignore[misc]
     return {
         "label": group.label,
         "settings": dict(group.settings),
@@ -144,6 +147,7 @@ def _run(run: Run, label: str, metrics: Sequence[str], names: Mapping[Path, str]
         "sad_by_layer": curves.sad_by_layer(run),
         "flip_rate": mean_flip_rate(run),
         "found": run.found,
+        "evaluations": {found.name: dict(found.metrics) for found in run.evaluations},
         "kept": cost_of(run),
         **{key: run.info[key] for key in keys},
         "layers": [asdict(layer) for layer in run.layers],
@@ -180,13 +184,16 @@ def runs_csv(data: dict[str, Any]) -> str:
     metrics = list(data["runs"][0]["final"])
     header = ["run", "group", "seed", "status", "steps", *(f"{which}/{m}" for which in ("final", "best") for m in metrics)]
     header += ["sad", "flip_rate", "seconds", "images_per_second", "nofm", "torch", "commit", "device", "command"]
+    evaluated = sorted({(name, metric) for run in data["runs"] for name, found in run["evaluations"].items() for metric in found})
+    header += [f"{name}.{metric}" for name, metric in evaluated]
     rows = []
     for run in data["runs"]:
         row = [run["name"], run["group"], run["seed"], run["status"], run["steps"]]
         row += [run[which][m] for which in ("final", "best") for m in metrics]
         row += [run["sad"], run["flip_rate"], run["seconds"], run["images_per_second"]]
         row += [run["versions"].get("nofm"), run["versions"].get("torch"), run["commit"], run["hardware"].get("name")]
-        rows.append([*row, " ".join(map(str, run["command"]))])
+        row.append(" ".join(map(str, run["command"])))
+        rows.append([*row, *(run["evaluations"].get(name, {}).get(metric) for name, metric in evaluated)])
     return _csv(header, rows)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ReportError
+from .evaluations import Evaluated, named, read_evaluations
 
 __all__ = ["Event", "Layer", "Run", "load"]
 
@@ -93,6 +94,7 @@ class Run:
     layers: tuple[Layer, ...]
     events: tuple[Event, ...]
     notices: tuple[str, ...]
+    evaluations: tuple[Evaluated, ...] = ()  # on other data, afterwards
 
     @property
     def name(self) -> str:
@@ -101,6 +103,11 @@ class Run:
     @property
     def seed(self) -> int:
         return int(self.info["seed"])
+
+    def evaluated(self, name: str, metric: str) -> float | None:
+        """A metric of an evaluation, where it has that."""
+        found = named(self.evaluations, name)
+        return None if found is None else found.metrics.get(metric)
 
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]
@@ -146,7 +153,11 @@ def load(folder: Path) -> Run:
     counting = resumed(events)
     if not any(event.kind in ("train", "eval", "sad") for event in counting):
         raise ReportError(folder / "events.jsonl", "no train, eval or sad event yet, so there is nothing to report")
-    return Run(folder, info, layers, counting, tuple(notices))
+    ended = next((event.step for event in reversed(counting) if event.kind == "end"), None)
+    evaluations = read_evaluations(folder)
+    past = [found.name for found in evaluations if found.step != ended]
+    notices += [f"evaluations/{name}.json is left out, since the run has gone on after it; nofm evaluate --again" for name in past]
+    return Run(folder, info, layers, counting, tuple(notices), tuple(found for found in evaluations if found.name not in past))
 
 
 def resumed(events: Sequence[Event]) -> tuple[Event, ...]:

@@ -4,7 +4,8 @@ translations.jsonl   {"source", "reference", "hypothesis"} a line
 flow-N.npz           "frame" (H, W, 3), "prediction" and "truth" (H, W, 2), "valid" (H, W)
 objects-N.npz        "image" (H, W, 3), "names" of labels; "found_" and "truth_" "boxes", "labels", "scores" and "masks"
 
-Of each group the first run is shown. Where groups were measured on the same example, it is shown once, with what each makes of it.
+Evaluations on other data leave the same in folders of their own. Of each group the first run that has some is shown. Where groups were
+measured on the same example, it is shown once, with what each makes of it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import base64
 import io
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from .boxes import detection_sheet
 from .compare import Group
 from .errors import ReportError
+from .evaluations import named
 from .flow_colors import flow_sheet
 from .read import Run
 
@@ -37,36 +40,58 @@ _SHAPES = {
 Arrays = dict[str, NDArray[Any]]
 
 
-def shown(groups: Sequence[Group]) -> dict[str, Any]:
-    """The section's values for the template; without samples, lists that are empty."""
-    runs = {group.label: group.runs[0] for group in groups}
-    labels = [label for label, run in runs.items() if _event(run) is not None]
-    averaged = [label for label in labels if (_event(runs[label]) or {}).get("ema")]
-    rows = _translations({label: runs[label].folder / "samples" / "translations.jsonl" for label in labels})
-    translators = [label for label in labels if any(label in row for row in rows.values())]
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """Where samples lie, and what they are of."""
+
+    folder: Path
+    seed: int
+    averaged: bool
+
+
+def shown(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The sections' values for the template: what the last evaluation of training has left, then what each on other data has."""
+    sections = [_section("What it does", "the last evaluation", groups, _of_training)]
+    for name in sorted({found.name for group in groups for run in group.runs for found in run.evaluations}):
+        sections.append(_section(f"What it does: {name}", f"the evaluation {name}", groups, partial(_of_evaluation, name)))
+    return [section for section in sections if section["translations"] or section["pictures"]]
+
+
+def _section(title: str, of: str, groups: Sequence[Group], find: Callable[[Run], _Samples | None]) -> dict[str, Any]:
+    found = {group.label: next((samples for run in group.runs if (samples := find(run)) is not None), None) for group in groups}
+    there = {label: samples for label, samples in found.items() if samples is not None}
+    rows = _translations({label: samples.folder / "translations.jsonl" for label, samples in there.items()})
+    translators = [label for label in there if any(label in row for row in rows.values())]
     return {
-        "words": _words(runs, labels, averaged),
+        "title": title,
+        "words": _words(of, there),
         "header": ["source", "reference", *(translators if len(groups) > 1 else ["translation"])],
         "translations": [[*texts, *(row.get(label, "") for label in translators)] for texts, row in rows.items()],
-        "pictures": _pictures({label: runs[label] for label in labels}, alone=len(groups) == 1),
+        "pictures": _pictures({label: samples.folder for label, samples in there.items()}, alone=len(groups) == 1),
     }
 
 
-def _event(run: Run) -> Any:
-    """What the run says of its samples, or None."""
-    return next((event.data for event in reversed(run.of("samples"))), None)
+def _of_training(run: Run) -> _Samples | None:
+    said = next((event.data for event in reversed(run.of("samples"))), None)
+    return None if said is None else _Samples(run.folder / "samples", run.seed, bool(said.get("ema")))
 
 
-def _words(runs: dict[str, Run], labels: Sequence[str], averaged: Sequence[str]) -> str:
-    seeds = ", ".join(dict.fromkeys(str(runs[label].seed) for label in labels))
+def _of_evaluation(name: str, run: Run) -> _Samples | None:
+    found = named(run.evaluations, name)
+    return None if found is None or not found.samples.is_dir() else _Samples(found.samples, run.seed, found.averaged)
+
+
+def _words(of: str, there: Mapping[str, _Samples]) -> str:
+    seeds = ", ".join(dict.fromkeys(str(samples.seed) for samples in there.values()))
+    averaged = [label for label, samples in there.items() if samples.averaged]
     by = (
         ""
         if not averaged
         else ", by the moving average of the weights"
-        if len(averaged) == len(labels)
+        if len(averaged) == len(there)
         else f", {', '.join(averaged)} by the moving average of the weights"
     )
-    return f"Examples of the last evaluation, seed {seeds}{by}. They were not chosen."
+    return f"Examples of {of}, seed {seeds}{by}. They were not chosen."
 
 
 # ---- texts ----
@@ -89,12 +114,12 @@ def _translations(files: dict[str, Path]) -> dict[tuple[str, str], dict[str, str
 # ---- pictures ----
 
 
-def _pictures(runs: dict[str, Run], alone: bool) -> list[dict[str, Any]]:
+def _pictures(folders: Mapping[str, Path], alone: bool) -> list[dict[str, Any]]:
     pictures = []
     for kind, truth in (("flow", "truth"), ("objects", "truth_boxes")):
         found: dict[tuple[str, bytes], dict[str, Arrays]] = {}
-        for label, run in runs.items():
-            for path in sorted((run.folder / "samples").glob(f"{kind}-*.npz")):
+        for label, folder in folders.items():
+            for path in sorted(folder.glob(f"{kind}-*.npz")):
                 arrays = _read(path, kind)
                 found.setdefault((path.name, arrays[truth].tobytes()), {})["network" if alone else label] = arrays
         for (name, _), by_label in found.items():

@@ -9,13 +9,14 @@ from typing import Any
 
 from . import curves
 from .compare import Band, Group, Stat
+from .evaluations import headlines
 from .figures import SERIES, Line, Picture, depth_colour, series_colour, strip
 from .figures import curves as draw
 from .numbers import computes_dense, cost_of, mean_flip_rate, total_sad
 from .read import Run
-from .units import NONE, Unit, big, duration, plus_minus, rate
+from .units import NONE, Unit, big, duration, plus_minus, rate, unit_of_evaluation
 
-__all__ = ["KEPT", "comparison", "focus", "head", "kept_share", "learning", "movement"]
+__all__ = ["KEPT", "comparison", "evaluated_cell", "focus", "head", "kept_share", "learning", "movement"]
 
 Units = Mapping[str, Unit]
 
@@ -107,6 +108,9 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
         for which in ("final",) if index else ("final", "best"):
             name = f"{which} {unit.words}" + (f", {unit.unit}" if unit.unit else "")
             columns.append((name, partial(_metric_cell, which, metric, unit)))
+    for name, metric in headlines(run.evaluations for group in groups for run in group.runs):
+        unit = unit_of_evaluation(name, metric)
+        columns.append((unit.words + (f", {unit.unit}" if unit.unit else ""), partial(evaluated_cell, name, metric)))
     columns += [
         *((f"weights kept in {which} layers", partial(kept_share, of)) for which, of in KEPT.items()),
         ("SAD, whole run", lambda group: _with_spread(group.stat(total_sad), big)),
@@ -133,6 +137,13 @@ def _share(cost: Mapping[str, float], of: str) -> str:
 
 def _metric_cell(which: str, metric: str, unit: Unit, group: Group) -> str:
     return unit.stat(group.stat(partial(curves.final if which == "final" else curves.best, metric=metric)))
+
+
+def evaluated_cell(name: str, metric: str, group: Group) -> str:
+    """A metric of an evaluation over the seeds of a group; where only some have it, of how many."""
+    found = group.stat(lambda run: run.evaluated(name, metric))
+    some = f" ({found.n} of {len(group.finished)} seeds)" if found is not None and found.n < len(group.finished) else ""
+    return unit_of_evaluation(name, metric).stat(found) + some
 
 
 def _found_cell(name: str, group: Group) -> str:

@@ -63,10 +63,11 @@ class Measured:
     torch: str
     hardware: str
     metrics: Mapping[str, float] = field(default_factory=dict)  # all of them
+    evaluations: Mapping[str, float] = field(default_factory=dict)  # on other data, by NAME.metric, as `nofm evaluate` has named them
 
 
 Rows: TypeAlias = dict[str, list[Measured]]  # by label, seeds in order
-_FIELDS = tuple(f.name for f in fields(Measured) if f.name != "metrics")
+_FIELDS = tuple(f.name for f in fields(Measured) if f.name not in ("metrics", "evaluations"))
 
 
 # ---- a run folder ----
@@ -99,6 +100,7 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         torch=str(run.info["versions"].get("torch")),
         hardware=str(run.info["hardware"].get("name")),
         metrics={name: float(value) for name, value in end["metrics"].items() if value is not None},
+        evaluations={f"{found.name}.{metric}": value for found in run.evaluations for metric, value in found.metrics.items()},
     )
 
 
@@ -131,11 +133,18 @@ def read_facts(path: Path) -> Facts:
 
 
 def runs_csv(rows: Rows) -> str:
-    """One line a run: its numbers, then all its metrics by name."""
+    """One line a run: its numbers, then all its metrics by name, then those of its evaluations on other data, as NAME.metric."""
     found = [run for runs in rows.values() for run in runs]
     names = list(dict.fromkeys(name for run in found for name in run.metrics))
-    lines = [{**{name: getattr(run, name) for name in _FIELDS}, **{f"metric:{n}": run.metrics.get(n) for n in names}} for run in found]
-    return as_csv(lines)
+    others = sorted({name for run in found for name in run.evaluations})
+    return as_csv(
+        [
+            {name: getattr(run, name) for name in _FIELDS}
+            | {f"metric:{name}": run.metrics.get(name) for name in names}
+            | {name: run.evaluations.get(name) for name in others}
+            for run in found
+        ]
+    )
 
 
 def read_rows(path: Path, facts: Facts) -> Rows:
@@ -161,7 +170,17 @@ def read_rows(path: Path, facts: Facts) -> Rows:
 def known_runs(into: Path) -> dict[tuple[str, int], Measured]:
     """By configuration and seed: the lines of the runs.csv of all studies in `into`."""
     files = [file.with_name("runs.csv") for file in sorted(into.glob("*/study.json"))]
-    return {(run.config, run.seed): run for file in files if file.is_file() for run in _lines(file)}
+    known: dict[tuple[str, int], Measured] = {}
+    for run in (run for file in files if file.is_file() for run in _lines(file)):
+        key = run.config, run.seed
+        known[key] = _with_evaluations_of(known[key], run) if key in known else run
+    return known
+
+
+def _with_evaluations_of(line: Measured, run: Measured) -> Measured:
+    """`run` with the evaluations that another line of it has besides; those of a run that was made anew do not count."""
+    same = (line.score, line.seconds) == (run.score, run.seconds)
+    return replace(run, evaluations={**line.evaluations, **run.evaluations}) if same else run
 
 
 def _lines(path: Path) -> Iterator[Measured]:
@@ -181,7 +200,8 @@ def _measured_of(line: Mapping[str, str]) -> Measured:
     values |= {name: float(line[name]) for name in ("score", "sad", "kept", "epochs")}
     values |= {name: float(line[name]) if line[name] else None for name in ("macs", "seconds")}
     metrics = {name.partition(":")[2]: float(text) for name, text in line.items() if name.startswith("metric:") and text}
-    return Measured(**values, commit=line["commit"] or None, metrics=metrics)
+    others = {name: float(text) for name, text in line.items() if "." in name and not name.startswith("metric:") and text}
+    return Measured(**values, commit=line["commit"] or None, metrics=metrics, evaluations=others)
 
 
 def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -210,8 +230,9 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
         read_rows(folder / "runs.csv", facts)  # which refuses what is not of this study
     for (config, seed), run in known_runs(folder.parent).items():
         for label in (row["label"] for row in facts["rows"] if row["config"] == config):
-            if seed not in {here.seed for here in rows[label]}:
-                rows[label] = sorted([*rows[label], replace(run, label=label)], key=lambda run: run.seed)
+            here = [_with_evaluations_of(run, own) if own.seed == seed else own for own in rows[label]]
+            missing = [] if any(own.seed == seed for own in here) else [replace(run, label=label)]
+            rows[label] = sorted([*here, *missing], key=lambda run: run.seed)
     if not any(rows.values()):
         raise Unfinished(folder, "no run of this study is finished yet")
     files = {"runs.csv": runs_csv(rows), **texts(facts, rows)}

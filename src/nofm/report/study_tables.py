@@ -19,7 +19,7 @@ def texts(facts: Facts, rows: Rows) -> dict[str, str]:
     page = [f"# {facts['title']}", table_markdown(facts, rows), claims_markdown(facts, rows), conditions(rows)]
     page += ["\n".join(f"- {note}" for note in facts["notes"])] if facts["notes"] else []
     return {
-        "table.csv": as_csv([_numbers(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]]]),
+        "table.csv": as_csv([_numbers(facts, row, rows) for row in facts["rows"] if rows[row["label"]]]),
         "claims.csv": as_csv([_claim_numbers(facts, claim, rows) for claim in facts["claims"]]),
         "table.md": "\n\n".join(page) + "\n",
     }
@@ -34,9 +34,10 @@ def _stat(found: Sequence[Measured], value: Callable[[Measured], float]) -> Stat
     return result
 
 
-def _numbers(row: Facts, found: Sequence[Measured]) -> dict[str, Any]:
+def _numbers(facts: Facts, row: Facts, rows: Rows) -> dict[str, Any]:
+    found = rows[row["label"]]
     score, sad = _stat(found, lambda run: run.score), _stat(found, lambda run: run.sad)
-    return {
+    numbers = {
         "row": row["label"],
         "n": score.n,
         "metric": found[0].metric,
@@ -50,16 +51,48 @@ def _numbers(row: Facts, found: Sequence[Measured]) -> dict[str, Any]:
         "epochs": found[0].epochs,
         "paper": row["paper"],
     }
+    for name in _evaluations(rows):
+        numbers |= _evaluation_numbers(found, name, MEASURES[facts["task"]])
+    return numbers
+
+
+def _evaluations(rows: Rows) -> list[str]:
+    """The names of all evaluations on other data."""
+    return sorted({key.rpartition(".")[0] for runs in rows.values() for run in runs for key in run.evaluations})
+
+
+def _evaluated(found: Sequence[Measured], name: str, measure: Measure) -> Stat | None:
+    """The headline metric of an evaluation over the seeds of a row: of the weights that the score is of, or else of the plain ones."""
+    of_score = [run.evaluations[key] for run in found if (key := f"{name}.{run.metric}") in run.evaluations]
+    plain = f"{name}.{measure.name}"
+    return stat(of_score or (run.evaluations[plain] for run in found if plain in run.evaluations))
+
+
+def _evaluation_numbers(found: Sequence[Measured], name: str, measure: Measure) -> dict[str, Any]:
+    value, head = _evaluated(found, name, measure), f"{name}.{measure.name}"
+    mean, spread, n = (None, None, 0) if value is None else (value.mean, value.spread, value.n)
+    return {head: mean, f"{head}_sd": spread, f"{head}_n": n}
+
+
+def _evaluation_text(found: Sequence[Measured], name: str, measure: Measure) -> str:
+    """Where only some seeds have it, it says how many."""
+    value = _evaluated(found, name, measure)
+    if value is None:
+        return ""
+    shown = Stat(measure.factor * value.mean, None if value.spread is None else measure.factor * value.spread, value.n)
+    return _text(shown, measure.digits) + (f" ({value.n} of {len(found)} seeds)" if value.n < len(found) else "")
 
 
 def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True, *, brief: bool = False) -> str:
     """The rows whose labels are wanted and that have runs. Columns that say nothing are left out; a brief table has four."""
     measure = MEASURES[facts["task"]]
     there = [(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]] and wanted(row["label"])]
+    elsewhere = [] if brief else _evaluations(rows)
     columns: dict[str, list[str]] = {
         "": [row["label"] for row, _ in there],
         measure.words: [_text(_stat(found, lambda run: measure.factor * run.score), measure.digits) for _, found in there],
         **{words: [_beside(found, metric, measure) for _, found in there] for metric, words in measure.beside},
+        **{f"{name}: {measure.words}": [_evaluation_text(found, name, measure) for _, found in there] for name in elsewhere},
         "weights kept in sparse layers": [f"{_text(_stat(found, lambda run: 100 * run.kept), 1, silent=0.05)} %" for _, found in there],
         "parameters": [big(_stat(found, lambda run: run.params).mean) for _, found in there],
         "multiply-adds": [big(found[0].macs) if found[0].macs else "" for _, found in there],

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from . import curves
 from .compare import group_runs
+from .evaluations import headlines
 from .numbers import total_sad
 from .read import load
-from .sections import KEPT, kept_share
-from .units import NONE, plus_minus, unit_of
+from .sections import KEPT, evaluated_cell, kept_share
+from .units import NONE, plus_minus, unit_of, unit_of_evaluation
 
 __all__ = ["table"]
 
@@ -22,13 +23,17 @@ def table(runs: Sequence[Path | str]) -> str:
     metric = next(iter(curves.metric_names(run for group in groups for run in group.runs)), None)
     unit = None if metric is None else unit_of(metric)
     kept = [f"kept in {which} layers" for which in KEPT]
-    rows = [["", "seeds", "no metric yet" if unit is None else f"final {unit.words} {unit.unit}".strip(), *kept, "mask movement (SAD)"]]
+    evaluated = headlines(run.evaluations for group in groups for run in group.runs)
+    heads = [f"{found.words} {found.unit}".strip() for key in evaluated for found in [unit_of_evaluation(*key)]]
+    final_head = "no metric yet" if unit is None else f"final {unit.words} {unit.unit}".strip()
+    rows = [["", "seeds", final_head, *heads, *kept, "mask movement (SAD)"]]
     for group in groups:
         final = NONE if metric is None or unit is None else unit.stat(group.stat(partial(curves.final, metric=metric)))
         sad = group.stat(total_sad)
         moved = NONE if sad is None else plus_minus(sad, lambda value: f"{value:,.0f}")
         seeds = len(group.finished) if len(group.finished) == len(group.runs) else f"{len(group.finished)} of {len(group.runs)}"
-        rows.append([group.label, str(seeds), final, *(kept_share(of, group) for of in KEPT.values()), moved])
+        elsewhere = [evaluated_cell(*key, group) for key in evaluated]
+        rows.append([group.label, str(seeds), final, *elsewhere, *(kept_share(of, group) for of in KEPT.values()), moved])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip() for row in rows]
     spread = any(len(group.finished) > 1 for group in groups)

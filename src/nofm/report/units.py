@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .compare import Stat
 
-__all__ = ["Unit", "big", "duration", "plus_minus", "rate", "unit_of"]
+__all__ = ["Unit", "big", "duration", "plus_minus", "rate", "unit_of", "unit_of_evaluation"]
 
 _SHARES = ("accuracy", "top", "precision", "recall", "miou", "iou", "f1", "outliers", "fl_all")
 _UNITS = {"epe": "px"}
@@ -47,6 +47,12 @@ def unit_of(metric: str) -> Unit:
     name = metric.lower()
     words = " ".join(_SPELLED.get(word, word) for word in metric.split("_"))
     return Unit(words, "%" if name.startswith(_SHARES) else _UNITS.get(name, ""))
+
+
+def unit_of_evaluation(name: str, metric: str) -> Unit:
+    """As `unit_of`, of a metric of the evaluation `name`, with whose weights it was measured."""
+    plain = unit_of(metric.removeprefix("ema_"))
+    return Unit(f"{name}: {plain.words}{', moving average' if metric.startswith('ema_') else ''}", plain.unit)
 
 
 def plus_minus(found: Stat, alone: Callable[[float], str]) -> str:

@@ -40,6 +40,7 @@ def build_detector(
     norm: Norm | None = None,
     backbone: str | Path | None = None,
     trainable_layers: int | None = None,
+    blank: bool = False,
     **options: Any,
 ) -> nn.Module:
     """A detector of `categories` categories, background not counted, that resizes images to `min_size` at their shorter side.
@@ -48,6 +49,7 @@ def build_detector(
     max_size           a longer side has at most so many pixels.
     backbone           weights of a classification network that its ResNet begins with: a run's folder or a safetensors file.
     trainable_layers   how many of the ResNet's five stages are trained, counted from the last. All; with a frozen norm 3, as is custom.
+    blank              do not read the backbone's weights: all weights will come from a file.
     options            of torchvision's FasterRCNN and MaskRCNN, such as box_detections_per_img.
     """
     if name not in DETECTORS:
@@ -66,7 +68,7 @@ def build_detector(
     build = _tiny if name.endswith("_tiny") else _resnet50_fpn
     sizes = {"min_size": min_size, "max_size": max_size}
     model = build(name.startswith("maskrcnn"), categories + 1, _norm_layer(norm), trainable, sizes | options)
-    if backbone is not None:
+    if backbone is not None and not blank:
         load_backbone_(model, backbone)
     return model
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..complaints import Complaints, batch_divides, folder, number
 from ..config import ConfigError, RunConfig
 from ..resolve import near
-from .base import Problem
+from .base import CLASSES, Problem, known_classes
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ...analysis import Cost
-    from ...data.loader import Loader
+    from ...data.loader import Loader, Tests
     from ...tasks.base import Task
     from ..world import World
 
@@ -23,6 +25,7 @@ __all__ = ["MODEL_PREFIXES", "OWN_MODELS", "SMALL_MODELS", "Classification"]
 SMALL_MODELS = ("cnn", "cifar/resnet20", "cifar/resnet32", "cifar/resnet18")
 OWN_MODELS = (*SMALL_MODELS, "resnet50x1.25")
 MODEL_PREFIXES = ("torchvision/", "timm/")
+_CLASSES = 10  # of the small data sets, all of them
 _SHAPES = {"digits": (1, 8, 8), "fashion": (1, 28, 28), "cifar10": (3, 32, 32)}
 
 
@@ -41,6 +44,7 @@ class Classification(Problem):
         "data.loader",
         "data.corrupt",
     )
+    test_fields = ("data.name", "data.root", "data.size", "data.corrupt")
     data = ("digits", "fashion", "cifar10", "folder")
 
     # ---- settings ----
@@ -72,7 +76,7 @@ class Classification(Problem):
                 f"has no effect on {m.name}, which has no published weights; it belongs to torchvision/ and timm/ models",
             )
 
-    def _check_data(self, c: RunConfig) -> Complaints:
+    def _check_data(self, c: RunConfig, parts: tuple[str, ...] = ("train", "val")) -> Complaints:
         d = c.data
         if d.name != "digits":
             yield from folder(c)
@@ -84,7 +88,7 @@ class Classification(Problem):
             if d.crop:
                 yield "data.crop", "has no effect on a folder of images, which is cut at random anyway; allowed: 0"
             if d.root is not None and Path(d.root).is_dir():
-                for part in ("train", "val"):
+                for part in parts:
                     there = Path(d.root, part)
                     if not there.is_dir() or not any(p.is_dir() for p in there.iterdir()):
                         yield "data.root", f"needs {part}/CLASS/ folders with images in it, as ImageNet is laid out"
@@ -104,15 +108,16 @@ class Classification(Problem):
             raise ConfigError(
                 f"model.pretrained = true: torchvision's weights are for 1000 classes, these data have {classes}; use a timm/ model"
             )
-        model = _model(c, pretrained=False)
+        model = _model(c, classes, pretrained=False)
         if m.name not in OWN_MODELS:  # of which it is known; without memory a forward makes torch import its compiler
             _try_forward(m.name, model, _shape(c), classes)
         return model
 
-    def task(self, c: RunConfig, loader: Any) -> Task:
+    def task(self, c: RunConfig, loader: Any, *, blank: bool = False) -> Task:
         from ...tasks.classification import Classification as ClassificationTask
 
-        return ClassificationTask(_model(c, pretrained=c.model.pretrained), c.task.label_smoothing)
+        model = _model(c, len(loader.names) or _CLASSES, pretrained=c.model.pretrained and not blank)
+        return ClassificationTask(model, c.task.label_smoothing)
 
     def cost(self, c: RunConfig, task: Task) -> Cost | None:
         from ...analysis import cost
@@ -143,6 +148,58 @@ class Classification(Problem):
         order = Order(images.train_size, e.batch_size, c.seed)
         return WorkerLoader(images, order, share, e.workers, world.device.type == "cuda", d.corrupt == "skip")
 
+    def companions(self, loader: Any) -> dict[str, bytes]:
+        return {CLASSES: json.dumps(loader.names, indent=1).encode()} if loader.names else {}
+
+    # ---- measuring a finished network ----
+
+    def for_tests(self, own: RunConfig, c: RunConfig) -> RunConfig:
+        """A network for CIFAR-10 can look at a folder of images, too; else networks keep to the data that their layers fit."""
+        given, was = c.data.name, own.data.name
+        if given != was and (was, given) != ("cifar10", "folder"):
+            also = ", or folder, a ROOT/val/CLASS/ of images" if was == "cifar10" else ""
+            raise ConfigError(f"data.name = {given}: this network was trained on {was}, and can be measured on {was}{also}")
+        if given == was:
+            return c
+        if c.data.size is not None:
+            raise ConfigError(f"data.size = {c.data.size}: has no effect on a network for {was}, which sees images at the size of its own")
+        return dataclasses.replace(c, data=dataclasses.replace(c.data, loader="workers", crop=0))
+
+    def check_tests(self, c: RunConfig) -> Complaints:
+        yield from self._check_data(c, ("val",))
+
+    def tests(self, own: RunConfig, c: RunConfig, world: World, run: Path) -> Tests:
+        from ...data.arrays import CIFAR_CLASSES, CIFAR_MEAN, CIFAR_STD, read_arrays
+        from ...data.loader import ResidentLoader
+        from ...data.order import Order, Share
+
+        d, e = c.data, c.engine
+        if d.loader == "resident":
+            arrays = read_arrays(d.name, d.root)
+            return ResidentLoader(arrays, Order(len(arrays.train_labels), 1, c.seed), Share(), world.device)
+
+        from ...data.workers import ArrayImages, FolderTests, WorkerTests, as_arrays, centre
+
+        images: ArrayImages | FolderTests
+        if d.name == "folder" and own.data.name == "cifar10":
+            images = FolderTests(d.root or "", CIFAR_CLASSES, as_arrays(_SHAPES["cifar10"][1], CIFAR_MEAN, CIFAR_STD))
+        elif d.name == "folder":
+            images = FolderTests(d.root or "", known_classes(run) or _trained_on(c, run), centre(d.size or 224))
+        else:
+            images = ArrayImages(read_arrays(d.name, d.root), 0, False)
+        return WorkerTests(images, e.batch_size, e.workers, world.device.type == "cuda", d.corrupt == "skip")
+
+
+def _trained_on(c: RunConfig, run: Path) -> list[str]:
+    """The classes of a run that has not written them down: those of the training images beside the ones to be measured."""
+    there = Path(c.data.root or "", "train")
+    if not there.is_dir():
+        raise ConfigError(
+            f"{run / CLASSES}: is missing, which names the network's classes, and there is no {there} to take them from; write the "
+            "names of the classes that it was trained on into it, a JSON list in the order of their names"
+        )
+    return sorted(entry.name for entry in there.iterdir() if entry.is_dir())
+
 
 def _shape(c: RunConfig) -> tuple[int, int, int]:
     """Channels, height and width of the images."""
@@ -152,16 +209,16 @@ def _shape(c: RunConfig) -> tuple[int, int, int]:
 
 def _classes(c: RunConfig) -> int:
     if c.data.name != "folder":
-        return 10
+        return _CLASSES
     return sum(entry.is_dir() for entry in Path(c.data.root or "", "train").iterdir())
 
 
-def _model(c: RunConfig, *, pretrained: bool) -> nn.Module:
+def _model(c: RunConfig, classes: int, *, pretrained: bool) -> nn.Module:
     from ...tasks.models import build_model
 
     m = c.model
     options = {"width": m.width, "dropout": m.dropout, "norm": m.norm}
-    return build_model(m.name, _classes(c), _shape(c)[0], pretrained=pretrained, **options)
+    return build_model(m.name, classes, _shape(c)[0], pretrained=pretrained, **options)
 
 
 def _try_forward(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) -> None:

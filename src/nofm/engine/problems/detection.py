@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.errors import DataError
 from ..complaints import Complaints, batch_divides, folder, number
-from ..config import RunConfig
+from ..config import ConfigError, RunConfig
 from ..resolve import near
-from .base import Problem
+from .base import CLASSES, Problem, known_classes
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ...analysis import Cost
-    from ...data.loader import Loader
+    from ...data.loader import Loader, Tests
     from ...tasks.base import Task
     from ..world import World
 
@@ -43,6 +45,7 @@ class Detection(Problem):
         "data.corrupt",
         "data.test",
     )
+    test_fields = ("data.root", "data.size", "data.max_size", "data.corrupt", "data.test")
     data = ("coco",)
     packages, extra = ("torchvision", "torchmetrics", "faster_coco_eval"), "vision"
     kind = "detection"
@@ -56,8 +59,7 @@ class Detection(Problem):
         if c.model.name not in models:
             yield "model.name", f"must be {' or '.join(models)} for {self.kind}{near(c.model.name, models)}"
         yield from self._check_backbone(c)
-        yield from number("data.size", d.size, 32)
-        yield from number("data.max_size", d.max_size, d.size or _SIZE)
+        yield from _check_sizes(c)
         if d.scale_jitter is not None and not 0 < d.scale_jitter[0] <= d.scale_jitter[1] < float("inf"):
             yield "data.scale_jitter", "must be two factors, 0 < lowest <= highest"
         yield from batch_divides(c)
@@ -79,14 +81,15 @@ class Detection(Problem):
                 what = "has no model.safetensors" if path.is_dir() else "no such file or folder"
                 yield "model.backbone", f"{what}; give a finished run's folder or a safetensors file"
 
-    def _check_files(self, c: RunConfig) -> Complaints:
+    def _check_files(self, c: RunConfig, splits: tuple[str, ...] = ("train", "test")) -> Complaints:
         from ...data.coco import find_coco
 
         missing = list(folder(c))
         yield from missing
         if missing or c.data.root is None:
             return
-        for key, split in (("data.root", "train"), ("data.root" if c.data.test is None else "data.test", _test_split(c))):
+        looked_for = {"train": ("data.root", "train"), "test": ("data.root" if c.data.test is None else "data.test", _test_split(c))}
+        for key, split in (looked_for[which] for which in splits):
             try:
                 find_coco(c.data.root, split)
             except DataError as error:
@@ -97,11 +100,11 @@ class Detection(Problem):
     def draft(self, c: RunConfig) -> nn.Module:
         return _model(c, 1)
 
-    def task(self, c: RunConfig, loader: Any) -> Task:
+    def task(self, c: RunConfig, loader: Any, *, blank: bool = False) -> Task:
         from ...tasks.detection import Detection as DetectionTask
         from ...tasks.detection import Segmentation as SegmentationTask
 
-        model = _model(c, len(loader.names) - 1)
+        model = _model(c, len(loader.names) - 1, blank=blank)
         return (SegmentationTask if self.has_masks else DetectionTask)(model, loader.names)
 
     def cost(self, c: RunConfig, task: Task) -> Cost | None:
@@ -134,6 +137,33 @@ class Detection(Problem):
             skip=d.corrupt == "skip",
         )
 
+    def companions(self, loader: Any) -> dict[str, bytes]:
+        return {CLASSES: json.dumps(loader.names[1:], indent=1).encode()}
+
+    # ---- measuring a finished network ----
+
+    def for_tests(self, own: RunConfig, c: RunConfig) -> RunConfig:
+        """Images that are seen once are not kept on the device."""
+        return dataclasses.replace(c, data=dataclasses.replace(c.data, loader="workers"))
+
+    def check_tests(self, c: RunConfig) -> Complaints:
+        yield from _check_sizes(c)
+        yield from self._check_files(c, ("test",))
+
+    def tests(self, own: RunConfig, c: RunConfig, world: World, run: Path) -> Tests:
+        from ...data.coco import read_coco
+        from ...data.coco_loader import CocoTests
+
+        d, e = c.data, c.engine
+        images = read_coco(d.root or "", _test_split(c), masks=self.has_masks, corrupt=d.corrupt)
+        known = known_classes(run) or _trained_on(c, run)
+        if images.names[1:] != known:
+            pairs = zip([*images.names[1:], None], [*known, None], strict=False)
+            theirs, ours = next(pair for pair in pairs if pair[0] != pair[1])
+            raise DataError(f"{images.path}: its categories are not the network's; the first that differs is {theirs!r}, not {ours!r}")
+        batch, pin = e.batch_size // e.accumulate, world.device.type == "cuda"
+        return CocoTests(images, batch, workers=e.workers, pin=pin, skip=d.corrupt == "skip")
+
 
 class Segmentation(Detection):
     """Detection with a mask for every object."""
@@ -142,11 +172,29 @@ class Segmentation(Detection):
     has_masks = True
 
 
+def _trained_on(c: RunConfig, run: Path) -> list[str]:
+    """The categories of a run that has not written them down: those of the training images beside the ones to be measured."""
+    from ...data.coco import read_coco
+
+    try:
+        return read_coco(c.data.root or "", "train", corrupt="skip").names[1:]
+    except DataError as error:
+        raise ConfigError(
+            f"{run / CLASSES}: is missing, which names the network's categories, and there are no training images to take them from "
+            f"({error}); write the names of the categories that it was trained on into it, a JSON list in the order of their ids"
+        ) from None
+
+
+def _check_sizes(c: RunConfig) -> Complaints:
+    yield from number("data.size", c.data.size, 32)
+    yield from number("data.max_size", c.data.max_size, c.data.size or _SIZE)
+
+
 def _test_split(c: RunConfig) -> str:
     return c.data.test or "val"
 
 
-def _model(c: RunConfig, categories: int) -> nn.Module:
+def _model(c: RunConfig, categories: int, *, blank: bool = False) -> nn.Module:
     from ...tasks.detectors import build_detector
 
     m, d = c.model, c.data
@@ -158,4 +206,5 @@ def _model(c: RunConfig, categories: int) -> nn.Module:
         norm=m.norm,  # type: ignore[arg-type]
         backbone=m.backbone,
         trainable_layers=m.trainable_layers,
+        blank=blank,
     )

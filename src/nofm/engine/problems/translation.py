@@ -9,7 +9,7 @@ from ...data.errors import DataError
 from ...data.libreoffice import SPLITS, find_help
 from ...data.text import CORPORA, find_split
 from ..complaints import Complaints, folder, number
-from ..config import RunConfig
+from ..config import ConfigError, RunConfig
 from ..resolve import near
 from .base import Problem
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...analysis import Cost
-    from ...data.loader import Loader
+    from ...data.loader import Loader, Tests
     from ...tasks.base import Task
     from ...tasks.transformer import Transformer
     from ..world import World
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["TRANSFORMERS", "Translation"]
 
 TRANSFORMERS = ("transformer/base", "transformer/small")
-_VOCABULARY = 8000
+_VOCABULARY, _VOCABULARY_FILE = 8000, "vocabulary.json"
 _COST_LENGTH = 155  # tokens of the sentences that costs are counted for: with so many the paper's 10.2 G come out
 
 
@@ -46,6 +46,7 @@ class Translation(Problem):
         "data.max_length",
         "data.cache",
     )
+    test_fields = ("data.name", "data.root", "data.test", "task.beams", "task.alpha")
     data = tuple(CORPORA)
     packages, extra = ("tokenizers", "sacrebleu"), "text"
     unit, items = "tokens", "pairs"
@@ -56,8 +57,7 @@ class Translation(Problem):
     def check(self, c: RunConfig) -> Complaints:
         t, m, d = c.task, c.model, c.data
         yield from number("task.label_smoothing", t.label_smoothing, 0, 1)
-        yield from number("task.beams", t.beams, 1, 64, open_high=False)
-        yield from number("task.alpha", t.alpha, 0)
+        yield from _check_search(c)
         if m.name not in TRANSFORMERS:
             yield "model.name", f"must be {' or '.join(TRANSFORMERS)} for translation{near(m.name, TRANSFORMERS)}"
         yield from number("model.layers", m.layers, 1)
@@ -72,7 +72,7 @@ class Translation(Problem):
             yield "engine.channels_last", "has no effect on translation, which has no images"
         yield from self._check_files(c)
 
-    def _check_files(self, c: RunConfig) -> Complaints:
+    def _check_files(self, c: RunConfig, splits: tuple[str, ...] = ("train", "test")) -> Complaints:
         d = c.data
         source, target = _languages(c)
         for key, language in (("data.source", source), ("data.target", target)):
@@ -90,7 +90,8 @@ class Translation(Problem):
                 yield "data.test", f"must be one of {', '.join(SPLITS)}, as LibreOffice's help is split{near(measure, SPLITS)}"
             yield from _complaint("data.root", lambda: find_help(d.root or "", source, target))
         else:
-            for key, split in (("data.root", learn), ("data.root" if d.test is None else "data.test", measure)):
+            looked_for = {"train": ("data.root", learn), "test": ("data.root" if d.test is None else "data.test", measure)}
+            for key, split in (looked_for[which] for which in splits):
                 yield from _complaint(key, lambda split=split: find_split(d.root or "", split, source, target))
 
     # ---- network ----
@@ -98,7 +99,7 @@ class Translation(Problem):
     def draft(self, c: RunConfig) -> nn.Module:
         return _model(c, -(-_or(c.data.vocabulary, _VOCABULARY) // 8) * 8)
 
-    def task(self, c: RunConfig, loader: Any) -> Task:
+    def task(self, c: RunConfig, loader: Any, *, blank: bool = False) -> Task:
         from ...tasks.translation import Translation as TranslationTask
 
         t, words = c.task, loader.subwords
@@ -132,7 +133,31 @@ class Translation(Problem):
         return float(loader.tokens_of_step)
 
     def companions(self, loader: Any) -> dict[str, bytes]:
-        return {"vocabulary.json": loader.subwords.to_json().encode()}
+        return {_VOCABULARY_FILE: loader.subwords.to_json().encode()}
+
+    # ---- measuring a finished network ----
+
+    def check_tests(self, c: RunConfig) -> Complaints:
+        yield from _check_search(c)
+        yield from self._check_files(c, ("test",))
+
+    def tests(self, own: RunConfig, c: RunConfig, world: World, run: Path) -> Tests:
+        from ...data.order import Share
+        from ...data.pairs import PairTests
+        from ...data.subwords import Subwords
+        from ...data.text import read_test
+
+        if not (run / _VOCABULARY_FILE).is_file():
+            raise ConfigError(
+                f"{run / _VOCABULARY_FILE}: is missing, without which the weights mean nothing; copy it from where the run was made"
+            )
+        text = read_test(c.data.name, c.data.root or "", *_languages(c), c.data.test)
+        return PairTests(text, Subwords.load(run / _VOCABULARY_FILE), Share(), world.device)
+
+
+def _check_search(c: RunConfig) -> Complaints:
+    yield from number("task.beams", c.task.beams, 1, 64, open_high=False)
+    yield from number("task.alpha", c.task.alpha, 0)
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -1,0 +1,19 @@
+"""Options of a command's own, taken from among those of a recipe before these are read. Needs no torch."""
+
+from __future__ import annotations
+
+from ..engine.config import ConfigError
+
+__all__ = ["taken"]
+
+
+def taken(args: list[str], key: str, default: str | None = None, *, missing: str = "{key} is missing") -> tuple[str, list[str]]:
+    """The value of `key`, and the other arguments; where it is not among them `default`, or else an error that says `missing`."""
+    for i, arg in enumerate(args):
+        if arg == key and i + 1 < len(args):
+            return args[i + 1], args[:i] + args[i + 2 :]
+        if arg.startswith(f"{key}="):
+            return arg.partition("=")[2], args[:i] + args[i + 1 :]
+    if default is None:
+        raise ConfigError(missing.format(key=key))
+    return default, args
