@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from task_runs import RUNS, arguments, write_all
 
 from nofm.cli.main import main
 
@@ -18,6 +17,8 @@ class Finished(dict[str, Path]):
         self._data, self._root = data, root
 
     def __missing__(self, name: str) -> Path:
+        from task_runs import arguments  # here, since not every environment has what all tasks need
+
         threads = torch.get_num_threads()
         assert main(["train", *arguments(name, self._data[name]), "--out", str(self._root / name)]) == 0
         torch.set_num_threads(threads)
@@ -27,6 +28,8 @@ class Finished(dict[str, Path]):
 
 @pytest.fixture(scope="session")
 def task_data(tmp_path_factory) -> dict[str, Path]:
+    from task_runs import write_all
+
     return write_all(tmp_path_factory.mktemp("data"))
 
 
@@ -37,4 +40,6 @@ def finished(task_data, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def all_finished(finished) -> dict[str, Path]:
+    from task_runs import RUNS
+
     return {name: finished[name] for name in RUNS}

@@ -36,6 +36,7 @@ HELP = [
     ["train", "digits", "--help"],
     ["recipes"],
     ["report", "--help"],
+    ["evaluate", "--help"],
     ["cost", "--help"],
     ["--version"],
 ]
@@ -78,6 +79,7 @@ def test_completion_knows_recipes_and_options(shell, capsys):
     for word in ("cifar10/resnet20", "sparsity.pattern", "analyse"):
         assert word in script
     assert "'resume': {" in script
+    assert "'evaluate': {" in script
 
 
 def test_recipes_by_glob(capsys):

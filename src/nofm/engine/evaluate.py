@@ -151,7 +151,8 @@ def evaluate(
 
     told   is called with the number of batches measured so far.
     """
-    began, config, problem = time.perf_counter(), evaluation.config, problem_of(evaluation.config)
+    config, problem = evaluation.config, problem_of(evaluation.config)
+    began, started = time.perf_counter(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     asked = evaluation.asked()
     with joined_world(config.device) as world:
         if world.size > 1:
@@ -176,7 +177,7 @@ def evaluate(
             "data": to_dict(config)["data"],
             "seconds": time.perf_counter() - began,
             **conditions(task, world),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "started": started,
             "command": list(command),
         }
     _write(evaluation, facts, task.sample_files())
