@@ -19,7 +19,7 @@ from nofm.report.claims import Interval, difference, verdict
 from nofm.report.errors import ReportError
 from nofm.report.measures import MEASURES
 from nofm.report.study import Measured, read_rows, runs_csv, write_study
-from nofm.report.study_tables import claims_markdown, table_markdown, texts
+from nofm.report.study_tables import claims_markdown, conditions, table_markdown, texts
 
 BASES = ("cifar10/resnet20", "cifar10/resnet18", "imagenet/resnet50", "digits")
 
@@ -213,6 +213,9 @@ ROWS = {"a": [line("a", "1", 0, 0.41), line("a", "1", 1, 0.43)], "b": [line("b",
 def test_lines_come_back_as_they_were(tmp_path):
     (tmp_path / "runs.csv").write_text(runs_csv(ROWS))
     assert read_rows(tmp_path / "runs.csv", FACTS) == ROWS
+    told = {"a": [line("a", "1", 0, 0.41, workdir_commit="def+")], "b": []}
+    (tmp_path / "runs.csv").write_text(runs_csv(told))
+    assert read_rows(tmp_path / "runs.csv", FACTS) == told
 
 
 def test_tables_by_hand():
@@ -230,6 +233,15 @@ def test_tables_by_hand():
         "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |"
     ]
     assert texts(FACTS, ROWS)["table.csv"].splitlines()[2].startswith("b,2,map,0.305,0.00707")
+
+
+def test_conditions_tell_commits_from_installed_versions():
+    sources = ["0123456789abcdef+", "nofm 0.1.0", None]
+    runs = [line("a", "1", seed, 0.4, commit=source, workdir_commit="fedcba9876543210") for seed, source in enumerate(sources)]
+    said = "H; torch 2; nofm 0.1.0; commit 0123456789ab+; started in a repository at fedcba987654; seeds 0, 1, 2. "
+    assert conditions({"a": runs}).startswith(said)
+    assert conditions({"a": [runs[1]]}).startswith("H; torch 2; nofm 0.1.0; started")
+    assert conditions(ROWS).startswith("H; torch 2; commit abc; seeds 0, 1. ")
 
 
 def test_masks_have_their_boxes_beside_them():

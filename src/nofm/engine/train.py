@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import platform
-import subprocess
 import time
 import warnings
 from collections import deque
@@ -36,6 +35,7 @@ from .build import (
     uses_graphs,
 )
 from .checkpoint import Store
+from .commits import source_commit, workdir_commit
 from .config import ConfigError, RunConfig
 from .files import Disk
 from .folder import RunFolder, Sink
@@ -285,7 +285,8 @@ def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Se
         "command": list(command),
         "seed": config.seed,
         "versions": {"nofm": __version__, "torch": str(torch.__version__), "python": platform.python_version(), **task.versions()},
-        "commit": _commit(),
+        "commit": source_commit(),
+        "workdir_commit": workdir_commit(),
         "hardware": {
             "device": str(world.device),
             "name": torch.cuda.get_device_name(world.device) if cuda else cpu_name(),
@@ -296,12 +297,3 @@ def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Se
         "layers": [dataclasses.asdict(row) for row in summary(task.model).rows],
         "cost": None if counted is None else {name: getattr(counted, name) for name in fields},
     }
-
-
-def _commit() -> str | None:
-    """The commit of the working folder, with a + if it has changes; None outside of a repository."""
-    try:
-        git = ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -59,14 +59,16 @@ class Measured:
     macs: float | None  # multiply-adds, by pattern; None for unstructured sparsity
     epochs: float
     seconds: float | None
-    commit: str | None
+    commit: str | None  # of nofm's sources, or "nofm 0.1.0" where an installed version ran
     torch: str
     hardware: str
+    workdir_commit: str | None = None  # of the folder that it was started in, where that is another repository
     metrics: Mapping[str, float] = field(default_factory=dict)  # all of them
 
 
 Rows: TypeAlias = dict[str, list[Measured]]  # by label, seeds in order
 _FIELDS = tuple(f.name for f in fields(Measured) if f.name != "metrics")
+_LATER = ("workdir_commit",)  # lines from before it was recorded stay readable
 
 
 # ---- a run folder ----
@@ -95,9 +97,10 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         macs=float(cost["macs" if dense else "macs_sparse"]) if by_pattern and cost else None,
         epochs=float(run.of("train")[-1].data.get("epoch", math.nan)),
         seconds=max(event.data["seconds"] for event in run.of("end")),  # a finished run that is resumed ends again at once
-        commit=run.info["commit"],
+        commit=run.info["commit"] or f"nofm {run.info['versions'].get('nofm')}",
         torch=str(run.info["versions"].get("torch")),
         hardware=str(run.info["hardware"].get("name")),
+        workdir_commit=run.info["workdir_commit"],
         metrics={name: float(value) for name, value in end["metrics"].items() if value is not None},
     )
 
@@ -166,7 +169,7 @@ def known_runs(into: Path) -> dict[tuple[str, int], Measured]:
 
 def _lines(path: Path) -> Iterator[Measured]:
     for number, line in enumerate(csv.DictReader(path.read_text().splitlines()), start=2):
-        if missing := [name for name in _FIELDS if line.get(name) is None]:
+        if missing := [name for name in _FIELDS if line.get(name) is None and name not in _LATER]:
             raise ReportError(path, f"has no {missing[0]!r}; `nofm study` writes it", number)
         try:
             yield _measured_of(line)
@@ -181,7 +184,8 @@ def _measured_of(line: Mapping[str, str]) -> Measured:
     values |= {name: float(line[name]) for name in ("score", "sad", "kept", "epochs")}
     values |= {name: float(line[name]) if line[name] else None for name in ("macs", "seconds")}
     metrics = {name.partition(":")[2]: float(text) for name, text in line.items() if name.startswith("metric:") and text}
-    return Measured(**values, commit=line["commit"] or None, metrics=metrics)
+    commits = {name: line.get(name) or None for name in ("commit", "workdir_commit")}
+    return Measured(**values, **commits, metrics=metrics)
 
 
 def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -135,12 +135,19 @@ def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str
 def conditions(rows: Rows) -> str:
     """On what, by what and with which seeds the runs were made."""
     found = [run for runs in rows.values() for run in runs]
-    hardware, torch, commits = (
-        sorted({str(getattr(run, name)) for run in found if getattr(run, name)}) for name in ("hardware", "torch", "commit")
+    hardware, torch, sources, folders = (
+        sorted({str(getattr(run, name)) for run in found if getattr(run, name)})
+        for name in ("hardware", "torch", "commit", "workdir_commit")
     )
+    installed = [source for source in sources if source.startswith("nofm ")]
     seeds = sorted({run.seed for run in found})
     parts = [", ".join(hardware), f"torch {', '.join(torch)}"]
-    if commits:  # runs that were started outside of a repository have none
-        parts.append(f"commit {', '.join(c[:12] + '+' * c.endswith('+') for c in commits)}")
+    parts += installed
+    parts += [f"commit {_short(commits)}"] if (commits := [source for source in sources if source not in installed]) else []
+    parts += [f"started in a repository at {_short(folders)}"] if folders else []
     parts.append(f"seeds {', '.join(map(str, seeds))}")
     return f"{'; '.join(parts)}. Mean ± sample standard deviation over seeds; intervals by Welch's t."
+
+
+def _short(commits: Sequence[str]) -> str:
+    return ", ".join(commit[:12] + "+" * commit.endswith("+") for commit in commits)
