@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nofm.cli.campaign import planned
+from nofm.cli.campaign import note, planned
 from nofm.engine.config import ConfigError, RunConfig
 from nofm.engine.resolve import differences, digest, to_dict
 from nofm.engine.validate import check
@@ -218,19 +218,46 @@ def test_lines_come_back_as_they_were(tmp_path):
     assert read_rows(tmp_path / "runs.csv", FACTS) == told
 
 
+SAD = "SAD: how many times a weight of a sparse layer changed between kept and pruned in the whole run, on average."
+
+
+def test_a_table_says_which_masks_a_dense_row_was_watched_by():
+    rows = [{**FACTS["rows"][0], "watched": "1:16"}, FACTS["rows"][1]]
+    facts = {**FACTS, "sad_every": 97, "rows": rows}
+    about = f"{SAD[:-1]}, counted every 97 steps."
+    assert table_markdown(facts, ROWS).splitlines()[-1] == f"{about} For a: of the 1:16 masks that pruning would give."
+    assert table_markdown(facts, ROWS, lambda label: label == "b").splitlines()[-1] == about, "only rows that are shown"
+
+
+def test_what_is_written_down_of_a_study_names_the_masks_of_dense_rows(tmp_path):
+    config = find("digits")  # whose pattern is 1:16
+    note(tmp_path, "table1", STUDIES["table1"](config), config)
+    facts = json.loads((tmp_path / "study.json").read_text())
+    assert {row["label"]: row["watched"] for row in facts["rows"] if "watched" in row} == {"dense": "1:16"}
+    assert facts["sad_every"] == config.engine.log_every
+
+
 def test_tables_by_hand():
     assert table_markdown(FACTS, ROWS).splitlines() == [
-        "|  | box mAP % | weights kept in sparse layers | parameters | multiply-adds | mask changes a weight (SAD) | seeds "
-        "| paper, in its own setting |",
+        "|  | box mAP % | weights kept in sparse layers | parameters kept | multiply-adds kept | mask changes per weight (SAD) | seeds "
+        "| in the paper, on its own network and data |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         "| a | 42.00 ± 1.41 | 50.0 % | 1,000 | 2 M | 1.50 ± 0.00 | 2 |  |",
         "| b | 30.50 ± 0.71 | 50.0 % | 1,000 |  | 1.50 ± 0.00 | 2 | 37 |",
+        "",
+        SAD,
     ]
     # Variances 2 and 0.5 of two values each: standard error sqrt(1.25), 1.47 degrees of freedom, taken as 1.
     half = 12.706 * 1.25**0.5
-    assert claims_markdown(FACTS, ROWS).splitlines()[2:] == [f"| a is better | +11.50 | {11.5 - half:+.2f} to {11.5 + half:+.2f} | open |"]
+    words = "holds: all of the interval is on the side that the claim says; fails: on the other; open: neither."
+    cells = f"| a is better | +11.50 points | {11.5 - half:+.2f} to {11.5 + half:+.2f} | open |"
+    assert claims_markdown(FACTS, ROWS).splitlines()[2:] == [cells, "", words]
+    level = {**FACTS, "claims": [{**FACTS["claims"][0], "level": True}]}
+    assert claims_markdown(level, ROWS).splitlines()[-1] == f"{words} Level: all of it within ± 1."
     assert table_markdown(FACTS, ROWS, lambda label: label == "b", brief=True).splitlines()[2:] == [
-        "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |"
+        "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |",
+        "",
+        SAD,
     ]
     assert texts(FACTS, ROWS)["table.csv"].splitlines()[2].startswith("b,2,map,0.305,0.00707")
 

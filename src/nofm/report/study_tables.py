@@ -13,6 +13,8 @@ from .units import big
 
 __all__ = ["claims_markdown", "conditions", "table_markdown", "texts"]
 
+_PARAMETERS, _MACS, _PAPER = "parameters kept", "multiply-adds kept", "in the paper, on its own network and data"
+
 
 def texts(facts: Facts, rows: Rows) -> dict[str, str]:
     """All files that follow from the runs, by name."""
@@ -53,7 +55,8 @@ def _numbers(row: Facts, found: Sequence[Measured]) -> dict[str, Any]:
 
 
 def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True, *, brief: bool = False) -> str:
-    """The rows whose labels are wanted and that have runs. Columns that say nothing are left out; a brief table has four."""
+    """The rows whose labels are wanted and that have runs, and what SAD means. Columns that say nothing are left out; a brief table has
+    four."""
     measure = MEASURES[facts["task"]]
     there = [(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]] and wanted(row["label"])]
     columns: dict[str, list[str]] = {
@@ -61,20 +64,30 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         measure.words: [_text(_stat(found, lambda run: measure.factor * run.score), measure.digits) for _, found in there],
         **{words: [_beside(found, metric, measure) for _, found in there] for metric, words in measure.beside},
         "weights kept in sparse layers": [f"{_text(_stat(found, lambda run: 100 * run.kept), 1, silent=0.05)} %" for _, found in there],
-        "parameters": [big(_stat(found, lambda run: run.params).mean) for _, found in there],
-        "multiply-adds": [big(found[0].macs) if found[0].macs else "" for _, found in there],
-        "mask changes a weight (SAD)": [_text(_stat(found, lambda run: run.sad), 2) for _, found in there],
+        _PARAMETERS: [big(_stat(found, lambda run: run.params).mean) for _, found in there],
+        _MACS: [big(found[0].macs) if found[0].macs else "" for _, found in there],
+        "mask changes per weight (SAD)": [_text(_stat(found, lambda run: run.sad), 2) for _, found in there],
         "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
         "seeds": [str(len(found)) for _, found in there],
-        "paper, in its own setting": [row["paper"] for row, _ in there],
+        _PAPER: [row["paper"] for row, _ in there],
     }
     if len(set(columns["epochs"])) < 2:
         del columns["epochs"]
-    for head in ("parameters", "multiply-adds", "paper, in its own setting") if brief else ():
+    for head in (_PARAMETERS, _MACS, _PAPER) if brief else ():
         del columns[head]
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
     lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), "", _about_sad(facts, [row for row, _ in there])])
+
+
+def _about_sad(facts: Facts, rows: Sequence[Facts]) -> str:
+    every = f", counted every {facts['sad_every']} steps" if facts.get("sad_every") else ""
+    said = f"SAD: how many times a weight of a sparse layer changed between kept and pruned in the whole run, on average{every}."
+    by_pattern: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("watched"):
+            by_pattern.setdefault(row["watched"], []).append(row["label"])
+    return said + "".join(f" For {', '.join(labels)}: of the {p} masks that pruning would give." for p, labels in by_pattern.items())
 
 
 def _beside(found: Sequence[Measured], metric: str, measure: Measure) -> str:
@@ -111,22 +124,26 @@ def _claim_numbers(facts: Facts, claim: Facts, rows: Rows) -> dict[str, Any]:
 
 
 def claims_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True) -> str:
-    """The claims of wanted rows that there are runs for."""
+    """The claims of wanted rows that there are runs for, and what the words of the last column mean."""
     measure = MEASURES[facts["task"]]
-    lines = ["| claim | difference | 95 % interval | here |", "| --- | --- | --- | --- |"]
+    lines = ["| claim | difference of means | 95 % interval | here |", "| --- | --- | --- | --- |"]
+    level = False
     for claim in facts["claims"]:
         interval = _interval(claim, rows)
         if interval is not None and wanted(claim["first"]) and wanted(claim["second"]):
             mean, low, high = _shown(claim, interval, measure)
             lines.append(f"| {claim['text']} | {mean} | {low} to {high} | {verdict(claim, interval, measure)} |")
-    return "\n".join(lines)
+            level = level or claim["level"]
+    words = "holds: all of the interval is on the side that the claim says; fails: on the other; open: neither."
+    words += f" Level: all of it within ± {measure.level:g}." if level else ""
+    return "\n".join([*lines, "", words])
 
 
 def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str, str]:
     of_sad = claim["metric"] == "sad"
     factor, digits = (1.0, 2) if of_sad else (measure.factor, measure.digits)
     mean, low, high = (f"{factor * value:+.{digits}f}" for value in (interval.mean, interval.low, interval.high))
-    return f"{mean} SAD" if of_sad else mean, low, high
+    return f"{mean} {'SAD' if of_sad else measure.unit}", low, high
 
 
 # ---- conditions ----
