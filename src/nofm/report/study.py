@@ -184,8 +184,8 @@ def _measured_of(line: Mapping[str, str]) -> Measured:
     values |= {name: float(line[name]) for name in ("score", "sad", "kept", "epochs")}
     values |= {name: float(line[name]) if line[name] else None for name in ("macs", "seconds")}
     metrics = {name.partition(":")[2]: float(text) for name, text in line.items() if name.startswith("metric:") and text}
-    commits = {name: line.get(name) or None for name in ("commit", "workdir_commit")}
-    return Measured(**values, **commits, metrics=metrics)
+    values |= {name: line.get(name) or None for name in ("commit", "workdir_commit")}
+    return Measured(**values, metrics=metrics)
 
 
 def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
