@@ -227,6 +227,10 @@ def test_a_table_says_which_masks_a_dense_row_was_watched_by():
     about = f"{SAD[:-1]}, counted every 97 steps."
     assert table_markdown(facts, ROWS).splitlines()[-1] == f"{about} For a: of the 1:16 masks that pruning would give."
     assert table_markdown(facts, ROWS, lambda label: label == "b").splitlines()[-1] == about, "only rows that are shown"
+    assert table_markdown(facts, ROWS, brief=True).splitlines()[2:] == [
+        "| a | 42.00 ± 1.41 | 50.0 % | 1.50 ± 0.00 (of 1:16 masks) | 2 |",
+        "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |",
+    ]
 
 
 def test_what_is_written_down_of_a_study_names_the_masks_of_dense_rows(tmp_path):
@@ -255,9 +259,7 @@ def test_tables_by_hand():
     level = {**FACTS, "claims": [{**FACTS["claims"][0], "level": True}]}
     assert claims_markdown(level, ROWS).splitlines()[-1] == f"{words} Level: all of it within ± 1."
     assert table_markdown(FACTS, ROWS, lambda label: label == "b", brief=True).splitlines()[2:] == [
-        "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |",
-        "",
-        SAD,
+        "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |"
     ]
     assert texts(FACTS, ROWS)["table.csv"].splitlines()[2].startswith("b,2,map,0.305,0.00707")
 

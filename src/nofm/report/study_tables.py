@@ -13,7 +13,8 @@ from .units import big
 
 __all__ = ["claims_markdown", "conditions", "table_markdown", "texts"]
 
-_PARAMETERS, _MACS, _PAPER = "parameters kept", "multiply-adds kept", "in the paper, on its own network and data"
+_PARAMETERS, _MACS, _SAD = "parameters kept", "multiply-adds kept", "mask changes per weight (SAD)"
+_PAPER = "in the paper, on its own network and data"
 
 
 def texts(facts: Facts, rows: Rows) -> dict[str, str]:
@@ -56,7 +57,7 @@ def _numbers(row: Facts, found: Sequence[Measured]) -> dict[str, Any]:
 
 def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True, *, brief: bool = False) -> str:
     """The rows whose labels are wanted and that have runs, and what SAD means. Columns that say nothing are left out; a brief table has
-    four."""
+    four, and no line below it."""
     measure = MEASURES[facts["task"]]
     there = [(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]] and wanted(row["label"])]
     columns: dict[str, list[str]] = {
@@ -66,18 +67,21 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         "weights kept in sparse layers": [f"{_text(_stat(found, lambda run: 100 * run.kept), 1, silent=0.05)} %" for _, found in there],
         _PARAMETERS: [big(_stat(found, lambda run: run.params).mean) for _, found in there],
         _MACS: [big(found[0].macs) if found[0].macs else "" for _, found in there],
-        "mask changes per weight (SAD)": [_text(_stat(found, lambda run: run.sad), 2) for _, found in there],
+        _SAD: [_text(_stat(found, lambda run: run.sad), 2) for _, found in there],
         "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
         "seeds": [str(len(found)) for _, found in there],
         _PAPER: [row["paper"] for row, _ in there],
     }
     if len(set(columns["epochs"])) < 2:
         del columns["epochs"]
-    for head in (_PARAMETERS, _MACS, _PAPER) if brief else ():
-        del columns[head]
+    if brief:
+        columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _PAPER)}
+        watched = [f" (of {row['watched']} masks)" if row.get("watched") else "" for row, _ in there]
+        columns[_SAD] = [cell + note for cell, note in zip(columns[_SAD], watched, strict=True)]
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
     lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
-    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), "", _about_sad(facts, [row for row, _ in there])])
+    below = [] if brief else ["", _about_sad(facts, [row for row, _ in there])]
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), *below])
 
 
 def _about_sad(facts: Facts, rows: Sequence[Facts]) -> str:
