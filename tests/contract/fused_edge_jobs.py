@@ -205,3 +205,32 @@ def new_weights_bump_their_version() -> None:
     take_step(optimizer)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         saved.backward()
+
+
+@job
+def compiled_steps_take_the_usual_way() -> None:
+    """Also where steps that were not compiled came before: a compiled step asks for its weights once, while it is traced."""
+    fused, usual = both(sgd)
+    for model, optimizer, handle in (fused, usual):
+        compiled = torch.compile(optimizer.step, backend="eager")
+        for step, take in enumerate((optimizer.step, optimizer.step, compiled, compiled, compiled, optimizer.step)):
+            optimizer.zero_grad()
+            model(step).backward()
+            with use("triton") if handle is fused[2] else nullcontext(), warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                take()
+            if handle is fused[2]:
+                assert set(handle.unfused.values()) == ({"optimizer.step is compiled"} if take is compiled else set()), step
+                assert any("fused=True does not serve 3 of 3" in str(w.message) for w in said) == (step == 2), "told once"
+        assert handle.step == 6
+    assert_same(fused, usual)
+
+
+@job
+def a_step_that_does_not_come_by_is_refused() -> None:
+    (model, optimizer, _), _ = both(sgd)
+    model(0).backward()
+    take_step(optimizer)
+    del vars(optimizer)["_init_group"]  # as whoever compiles or replaces the step may leave it
+    with pytest.raises(nofm.OptimizerError, match=r"has passed by a.weight and 2 more, .* attach without fused=True"), use("triton"):
+        optimizer.step()

@@ -169,6 +169,24 @@ def test_training_is_that_of_two_passes(name, channels_last, placement):
     assert_alike(fused, usual)
 
 
+@pytest.mark.parametrize("eager", [0, 2], ids=["from the start", "later"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "capturable adam"])
+def test_a_compiled_step_takes_two_passes(name, eager):
+    torch._dynamo.reset()
+    fused, usual = (prepared(name, fused) for fused in (True, False))
+    compiled = torch.compile(fused[1].step)
+    for step in range(6):
+        for model, optimizer, handle in (fused, usual):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            compiled() if handle is fused[2] and step >= eager else optimizer.step()
+        assert bool(fused[2].unfused) == (step >= eager)
+    assert set(fused[2].unfused.values()) == {"optimizer.step is compiled"}
+    for p, q in zip(fused[0].parameters(), usual[0].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=2e-4)
+
+
 @pytest.mark.parametrize("name", ["fused sgd", "fused adamw"])
 def test_state_moves_both_ways(name):
     whole, first = prepared(name, True), prepared(name, True)

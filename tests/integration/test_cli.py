@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -257,6 +258,33 @@ def test_check_of_a_run_takes_its_result_and_of_a_checkpoint_says_where_that_is(
     (tmp_path / "run.json").write_text("{}")
     assert main(["check", str(tmp_path)]) == 2
     assert "this run has not ended" in capsys.readouterr().err
+
+
+def test_check_of_a_run_against_a_pattern_judges_the_layers_that_it_made_sparse(run, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    assert main(["check", str(run), "--pattern", "1:16"]) == 0
+    said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "not checked: stayed dense in this run, first convolution (preset default)" in said["conv1.weight"]
+    assert "not checked: stayed dense in this run, classifier (preset default)" in said["fc.weight"]
+    assert said["conv2.weight"].split()[2] == "1:16"
+    assert main(["check", str(run / "model.safetensors"), "--pattern", "1:16"]) == 1, "a file does not say which layers should be"
+
+    copied = tmp_path / "run"
+    copied.mkdir()
+    weights = load_file(run / "model.safetensors")
+    weights["conv2.weight"][0, :2] = 1.0
+    save_file(weights, copied / "model.safetensors")
+    shutil.copy(run / "run.json", copied)
+    assert main(["check", str(copied), "--pattern", "1:16"]) == 1, "a sparse layer that breaks the pattern"
+    facts = json.loads((run / "run.json").read_text())
+    facts["layers"][1]["name"] = "conv9"
+    (copied / "run.json").write_text(json.dumps(facts))
+    assert main(["check", str(copied), "--pattern", "1:16"]) == 2
+    assert "run.json lists conv9 as sparse, and model.safetensors has no such weight" in capsys.readouterr().err
+    (copied / "run.json").write_text("{}")
+    assert main(["check", str(copied), "--pattern", "1:16"]) == 2
+    assert "does not hold the layers of a run" in capsys.readouterr().err
 
 
 def test_another_kind_leaves_what_belonged_to_the_recipes_own_behind():

@@ -12,6 +12,7 @@ from PIL import Image
 
 from nofm.cli.main import main
 from nofm.engine import train as engine_train
+from nofm.version import __version__
 
 SHORT = ("--engine.steps", "12", "--schedule.warmup", "2", "--engine.eval_every", "6", "--engine.log_every", "3")
 
@@ -28,7 +29,9 @@ def lines(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "runs.csv").open()))
 
 
-def test_a_study_from_start_to_table(tmp_path, capsys):
+def test_a_study_from_start_to_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(engine_train, "source_commit", lambda: None)  # as where nofm is installed
+    monkeypatch.setattr(engine_train, "workdir_commit", lambda: "fedcba98+")
     assert study("fig3", tmp_path, "--seeds", "2") == 0
     rows = table(tmp_path / "fig3")
     assert list(rows) == ["dense", "STE 1:16"]
@@ -42,6 +45,7 @@ def test_a_study_from_start_to_table(tmp_path, capsys):
     final = json.loads((tmp_path / "runs" / "dense-1of16" / "seed-1" / "events.jsonl").read_text().splitlines()[-1])
     assert accuracies[1] == final["metrics"]["accuracy"] == float(runs[1]["metric:accuracy"])
     assert float(runs[1]["metric:loss"]) == final["metrics"]["loss"]
+    assert (runs[1]["commit"], runs[1]["workdir_commit"]) == (f"nofm {__version__}", "fedcba98+")
     assert (float(rows["dense"]["kept"]), float(rows["STE 1:16"]["kept"])) == (1, 1 / 16)
     # 6,912 weights in sparse layers, each used in 3 x 3 or 4 x 4 places; the first convolution and the classifier are dense.
     assert float(rows["dense"]["macs"]) > 4 * float(rows["STE 1:16"]["macs"]) > 0

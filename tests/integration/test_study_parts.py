@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from test_study import lines, made, study, table
 
+from nofm.cli.main import main
 from nofm.engine import train as engine_train
 from nofm.errors import NofmError
 
@@ -95,3 +97,34 @@ def test_a_run_without_its_configuration_is_refused(damage, tmp_path, capsys):
     (run / "run.json").write_text(damage)
     assert study("fig3", tmp_path, "--table") == 2
     assert "run.json: does not hold the configuration of a run" in capsys.readouterr().err
+
+
+def test_a_folder_with_runs_needs_no_options(tmp_path, made, capsys):
+    """The table, and going on with what is missing: here seed 1 of STE."""
+    assert study("fig3", tmp_path / "there", "--seeds", "2", "--optim.nesterov", "false", "--rows", "*") == 0
+    here = bare(tmp_path / "there", tmp_path / "here")
+    made.clear()
+    assert main(["study", "fig3", "--out", str(here), "--table"]) == 0
+    for name in ("runs.csv", "table.csv", "study.json"):
+        assert (here / "fig3" / name).read_text() == (tmp_path / "there" / "fig3" / name).read_text()
+    assert not made
+
+    gone = here / "runs" / "ste-1of16" / "seed-1"
+    before = json.loads((gone / "run.json").read_text())
+    shutil.rmtree(gone)
+    (here / "fig3" / "runs.csv").unlink()
+    capsys.readouterr()
+    assert main(["study", "fig3", "--out", str(here)]) == 0
+    assert made == [gone]
+    assert "seed-0 was started: --on digits --engine.steps 12 --schedule.warmup 2 " in capsys.readouterr().out
+    after = json.loads((gone / "run.json").read_text())
+    assert after["config"] == {**before["config"], "out": str(gone)}
+    whole = "nofm study fig3 --out HERE --on digits --engine.steps 12 --schedule.warmup 2 --engine.eval_every 6 --engine.log_every 3"
+    assert " ".join(after["command"]).replace(str(here), "HERE") == f"{whole} --seeds 2 --optim.nesterov false"
+
+
+def test_options_that_are_given_count(tmp_path, capsys):
+    assert study("fig3", tmp_path, "--rows", "dense") == 0
+    for differing in (["--optim.lr", "0.05"], ["--on", "cifar10/resnet20"]):
+        assert main(["study", "fig3", "--out", str(tmp_path), "--table", *differing]) == 2
+        assert "dense-1of16/seed-0 was made with " in capsys.readouterr().err

@@ -134,7 +134,20 @@ def test_the_run_folder_holds_what_reports_read(tmp_path):
     out = tmp_path / "run"
     train(SMALL, out, recipe="small", command=["nofm", "train", "small"])
     run = json.loads((out / "run.json").read_text())
-    assert set(run) == {"format", "recipe", "config", "command", "seed", "versions", "commit", "hardware", "started", "layers", "cost"}
+    assert set(run) == {
+        "format",
+        "recipe",
+        "config",
+        "command",
+        "seed",
+        "versions",
+        "commit",
+        "workdir_commit",
+        "hardware",
+        "started",
+        "layers",
+        "cost",
+    }
     assert (run["format"], run["recipe"], run["seed"], run["command"]) == (1, "small", 1, ["nofm", "train", "small"])
     assert run["config"]["sparsity"]["method"]["decay"] == 5e-3
     assert set(run["versions"]) == {"nofm", "torch", "python"}

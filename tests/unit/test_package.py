@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import nofm
@@ -37,6 +38,20 @@ def test_the_readme_hooks_a_newcomer_in_its_first_lines():
     first = "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
     for needed in ("N:M", "SR-STE", "nofm.sparsify_", "nofm.attach", "|"):
         assert needed in first
+
+
+MODULES = {"scikit-learn": "sklearn", "faster-coco-eval": "faster_coco_eval"}  # where a package is imported by another name
+
+
+def test_every_package_that_an_extra_brings_is_used():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
+    wanted = {re.split(r"[\[>]", line)[0]: extra for extra, lines in extras.items() for line in lines} | {"torch": "", "safetensors": ""}
+    assert {"tyro", "timm", "sacrebleu", "matplotlib", "tensorboard"} <= set(wanted)
+    code = "\n".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    # Imported, also from within torch (torch.utils.tensorboard), or looked for by its name before it is.
+    unused = [name for name in wanted if not re.search(rf"(import|from) ([\w.]+\.)?{(m := MODULES.get(name, name))}\b|\"{m}\"", code)]
+    assert unused == []
 
 
 def test_every_exported_name_exists_and_is_documented():

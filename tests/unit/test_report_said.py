@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 import pytest
@@ -59,6 +60,17 @@ def test_a_change_of_processes_is_said(tmp_path):
     page = write_report([run], tmp_path / "out").read_text()
     assert "run went on at step 10 with 1 processes instead of 2" in page
     assert "instead of" not in write_report([write_run(tmp_path / "plain")], tmp_path / "plain-out").read_text()
+
+
+def test_the_commit_of_nofm_and_that_of_the_working_folder_are_told_apart(tmp_path):
+    runs = [write_run(tmp_path / "old"), write_run(tmp_path / "new", seed=1, commit="abc123", workdir_commit="def456+")]
+    page = write_report(runs, tmp_path / "out" / "report.html")
+    shown = page.read_text()
+    assert "The runs differ in the commit of nofm: None, abc123." in shown
+    assert "The runs differ in the commit of the working folder: None, def456+." in shown
+    assert re.search(r"<th[^>]*>commit of nofm</th>\s*<th[^>]*>commit of the working folder</th>", shown)
+    lines = list(csv.DictReader((tmp_path / "out" / "report.csv").open()))
+    assert [(line["commit"], line["workdir_commit"]) for line in lines] == [("", ""), ("abc123", "def456+")]
 
 
 @pytest.mark.parametrize("picture", [False, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nofm.cli.campaign import planned
+from nofm.cli.campaign import note, planned
 from nofm.engine.config import ConfigError, RunConfig
 from nofm.engine.resolve import differences, digest, to_dict
 from nofm.engine.validate import check
@@ -19,7 +19,7 @@ from nofm.report.claims import Interval, difference, verdict
 from nofm.report.errors import ReportError
 from nofm.report.measures import MEASURES
 from nofm.report.study import Measured, read_rows, runs_csv, write_study
-from nofm.report.study_tables import claims_markdown, table_markdown, texts
+from nofm.report.study_tables import claims_markdown, conditions, table_markdown, texts
 
 BASES = ("cifar10/resnet20", "cifar10/resnet18", "imagenet/resnet50", "digits")
 
@@ -213,23 +213,64 @@ ROWS = {"a": [line("a", "1", 0, 0.41), line("a", "1", 1, 0.43)], "b": [line("b",
 def test_lines_come_back_as_they_were(tmp_path):
     (tmp_path / "runs.csv").write_text(runs_csv(ROWS))
     assert read_rows(tmp_path / "runs.csv", FACTS) == ROWS
+    told = {"a": [line("a", "1", 0, 0.41, workdir_commit="def+")], "b": []}
+    (tmp_path / "runs.csv").write_text(runs_csv(told))
+    assert read_rows(tmp_path / "runs.csv", FACTS) == told
+
+
+SAD = "SAD: how many times a weight of a sparse layer changed between kept and pruned in the whole run, on average."
+
+
+def test_a_table_says_which_masks_a_dense_row_was_watched_by():
+    rows = [{**FACTS["rows"][0], "watched": "1:16"}, FACTS["rows"][1]]
+    facts = {**FACTS, "sad_every": 97, "rows": rows}
+    about = f"{SAD[:-1]}, counted every 97 steps."
+    assert table_markdown(facts, ROWS).splitlines()[-1] == f"{about} For a: of the 1:16 masks that pruning would give."
+    assert table_markdown(facts, ROWS, lambda label: label == "b").splitlines()[-1] == about, "only rows that are shown"
+    assert table_markdown(facts, ROWS, brief=True).splitlines()[2:] == [
+        "| a | 42.00 ± 1.41 | 50.0 % | 1.50 ± 0.00 (of 1:16 masks) | 2 |",
+        "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |",
+    ]
+
+
+def test_what_is_written_down_of_a_study_names_the_masks_of_dense_rows(tmp_path):
+    config = find("digits")  # whose pattern is 1:16
+    note(tmp_path, "table1", STUDIES["table1"](config), config)
+    facts = json.loads((tmp_path / "study.json").read_text())
+    assert {row["label"]: row["watched"] for row in facts["rows"] if "watched" in row} == {"dense": "1:16"}
+    assert facts["sad_every"] == config.engine.log_every
 
 
 def test_tables_by_hand():
     assert table_markdown(FACTS, ROWS).splitlines() == [
-        "|  | box mAP % | weights kept in sparse layers | parameters | multiply-adds | mask changes a weight (SAD) | seeds "
-        "| paper, in its own setting |",
+        "|  | box mAP % | weights kept in sparse layers | parameters kept | multiply-adds kept | mask changes per weight (SAD) | seeds "
+        "| in the paper, on its own network and data |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         "| a | 42.00 ± 1.41 | 50.0 % | 1,000 | 2 M | 1.50 ± 0.00 | 2 |  |",
         "| b | 30.50 ± 0.71 | 50.0 % | 1,000 |  | 1.50 ± 0.00 | 2 | 37 |",
+        "",
+        SAD,
     ]
     # Variances 2 and 0.5 of two values each: standard error sqrt(1.25), 1.47 degrees of freedom, taken as 1.
     half = 12.706 * 1.25**0.5
-    assert claims_markdown(FACTS, ROWS).splitlines()[2:] == [f"| a is better | +11.50 | {11.5 - half:+.2f} to {11.5 + half:+.2f} | open |"]
+    words = "holds: all of the interval is on the side that the claim says; fails: on the other; open: neither."
+    cells = f"| a is better | +11.50 points | {11.5 - half:+.2f} to {11.5 + half:+.2f} | open |"
+    assert claims_markdown(FACTS, ROWS).splitlines()[2:] == [cells, "", words]
+    level = {**FACTS, "claims": [{**FACTS["claims"][0], "level": True}]}
+    assert claims_markdown(level, ROWS).splitlines()[-1] == f"{words} Level: all of it within ± 1."
     assert table_markdown(FACTS, ROWS, lambda label: label == "b", brief=True).splitlines()[2:] == [
         "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |"
     ]
     assert texts(FACTS, ROWS)["table.csv"].splitlines()[2].startswith("b,2,map,0.305,0.00707")
+
+
+def test_conditions_tell_commits_from_installed_versions():
+    sources = ["0123456789abcdef+", "nofm 0.1.0", None]
+    runs = [line("a", "1", seed, 0.4, commit=source, workdir_commit="fedcba9876543210") for seed, source in enumerate(sources)]
+    said = "H; torch 2; nofm 0.1.0; commit 0123456789ab+; started in a repository at fedcba987654; seeds 0, 1, 2. "
+    assert conditions({"a": runs}).startswith(said)
+    assert conditions({"a": [runs[1]]}).startswith("H; torch 2; nofm 0.1.0; started")
+    assert conditions(ROWS).startswith("H; torch 2; commit abc; seeds 0, 1. ")
 
 
 def test_masks_have_their_boxes_beside_them():

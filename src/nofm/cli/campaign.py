@@ -137,10 +137,18 @@ def train_rows(
 def note(folder: Path, name: str, study: Study, base: RunConfig) -> None:
     """Write down what the rows are, for whoever reads the folder later."""
     rows = [
-        {"label": row.label, "paper": row.paper, "runs": run_name(row.config, base), "config": digest(to_dict(row.config))}
+        {
+            "label": row.label,
+            "paper": row.paper,
+            "runs": run_name(row.config, base),
+            "config": digest(to_dict(row.config)),
+            # A dense network has no masks; its SAD is of those that it would have by this pattern.
+            **({"watched": row.config.sparsity.pattern} if row.config.sparsity.method.kind == "dense" else {}),
+        }
         for row in study.rows
     ]
     claims = [dataclasses.asdict(claim) for claim in study.claims]
-    facts = {"format": 2, "name": name, "title": study.title, "task": base.task.kind, "rows": rows, "claims": claims}
+    facts = {"format": 2, "name": name, "title": study.title, "task": base.task.kind, "sad_every": base.engine.log_every}
+    facts |= {"rows": rows, "claims": claims, "notes": list(study.notes)}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.json").write_text(json.dumps({**facts, "notes": list(study.notes)}, indent=1) + "\n")
+    (folder / "study.json").write_text(json.dumps(facts, indent=1) + "\n")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from ..engine.config import ConfigError
 from ..engine.resolve import near
-from .folders import check_run, runs_in
+from .folders import check_run, layers_of, runs_in
+
+if TYPE_CHECKING:
+    from ..analysis import Verification
 
 __all__ = ["analyse", "check", "completion", "cost", "recipes", "report"]
 
@@ -78,14 +82,34 @@ def check(
 
     Args:
         file: The safetensors file, or a run folder for the weights that the run has ended with.
-        pattern: Check every weight against this N:M, instead of finding the pattern of each.
+        pattern: Check every weight against this N:M, instead of finding the pattern of each; of a run folder, every layer that the run
+            made sparse.
     """
     weights = _weights_of(file)
     from .. import verify
 
     found = verify(weights, pattern)
+    if pattern is not None and weights != file:
+        found = _without_dense_layers(found, file)
     print(found)
     return 0 if found.ok else 1
+
+
+def _without_dense_layers(found: Verification, run: Path) -> Verification:
+    """As found, but for the layers that the run left dense, which have no pattern to break."""
+    from ..analysis import Verification
+
+    notes = {}
+    for name, sparse, why in layers_of(run):
+        key = next((w.name for w in found.weights if w.name in (name, f"{name}.weight")), None)
+        if key is None and sparse:
+            raise ConfigError(f"{run}: run.json lists {name} as sparse, and model.safetensors has no such weight; is it of another run?")
+        if key is not None:
+            notes[key] = None if sparse else f"not checked: stayed dense in this run{why and f', {why}'}"
+    unlisted = "not checked: run.json does not list it"
+    dense = {w.name: note for w in found.weights if (note := notes.get(w.name, unlisted)) is not None}
+    free: dict[str, Any] = {"pattern": None, "axis": None, "groups": 0, "violations": 0}
+    return Verification(tuple(replace(w, **free, note=dense[w.name]) if w.name in dense else w for w in found.weights))
 
 
 def _weights_of(path: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 from ..engine.config import ConfigError, RunConfig
 from ..engine.resolve import from_dict, leaves, near_path
 
-__all__ = ["check_run", "runs_in", "started_with"]
+__all__ = ["check_run", "layers_of", "runs_in", "started_with"]
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -25,6 +25,14 @@ def check_run(run: Path) -> None:
     if not (run / "run.json").is_file():
         siblings = [p.parent for p in run.parent.glob("*/run.json")] if run.parent.is_dir() else []
         raise ConfigError(f"{run}: no run folder (it has no run.json){near_path(run, siblings)}")
+
+
+def layers_of(run: Path) -> list[tuple[str, bool, str]]:
+    """The layers that run.json lists: name, whether the run made it sparse, and its note, which says why not."""
+    try:
+        return [(str(row["name"]), bool(row["pattern"]), str(row["note"])) for row in json.loads((run / "run.json").read_text())["layers"]]
+    except (ValueError, TypeError, KeyError, OSError):
+        raise ConfigError(f"{run / 'run.json'}: does not hold the layers of a run; check {run / 'model.safetensors'} instead") from None
 
 
 def started_with(folder: Path) -> tuple[str, RunConfig]:

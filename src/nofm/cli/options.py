@@ -18,7 +18,7 @@ from ..engine.resolve import choices, from_dict, leaves, merge, near, read_toml,
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
 
-__all__ = ["Options", "parse"]
+__all__ = ["Options", "pairs_of", "parse", "positive"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Options(RunConfig):
 
 def parse(recipe: str, base: RunConfig, args: list[str]) -> tuple[RunConfig, Options, dict[str, str]]:
     """The configuration, the options beside it, and where each value came from."""
-    pairs = [] if {"-h", "--help"} & set(args) else _pairs(args)
+    pairs = [] if {"-h", "--help"} & set(args) else pairs_of(args)
     origins: dict[str, str] = {}
     values = to_dict(base)
     for key, texts in pairs:
@@ -110,7 +110,7 @@ def _as(kind: type[Options], name: str, value: Any) -> Any:
     return group(**vars(value)) if dataclasses.is_dataclass(value) and type(value) is not group else value
 
 
-def _pairs(args: list[str]) -> list[tuple[str, list[str]]]:
+def pairs_of(args: list[str]) -> list[tuple[str, list[str]]]:
     """[("optim.lr", ["0.1"]), ...] of ["--optim.lr", "0.1"] or ["--optim.lr=0.1"]; a hyphen in a key is an underscore."""
     found: list[tuple[str, list[str]]] = []
     for arg in args:
@@ -132,7 +132,7 @@ def _known() -> dict[str, Any]:
     return leaves(Options)
 
 
-def _positive(key: str) -> str:
+def positive(key: str) -> str:
     """ "engine.compile" of "engine.no_compile", which is how tyro spells false."""
     group, dot, name = key.rpartition(".")
     plain = group + dot + name.removeprefix("no_")
@@ -143,7 +143,7 @@ def _look_at(key: str, texts: list[str]) -> None:
     """Raise for a key that does not exist or texts that cannot be its value."""
     if key in ("help", "h"):
         return
-    name = _positive(key)
+    name = positive(key)
     if name not in _known():
         inside = [k for k in _known() if k.startswith(f"{name}.")]
         hint = f"; it is a group: --{inside[0]}, ..." if inside else re.sub(r"'([\w.]+)'", r"'--\1'", near(name, _known()))
@@ -197,7 +197,7 @@ def _near_number(text: str) -> str:
 
 def _as_tyro(key: str, texts: list[str]) -> list[str]:
     """As tyro reads it: a bool is a flag and its opposite."""
-    name = _positive(key)
+    name = positive(key)
     kind = _known().get(name)
     if kind is not bool:
         optional = type(None) in _members(kind)

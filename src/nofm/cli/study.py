@@ -1,6 +1,7 @@
 """`nofm study NAME...`: train all rows of tables and figures, with several seeds, and write the tables.
 
-Finished runs are skipped and interrupted ones go on, so the command can be given again after anything. What is in DIR:
+Finished runs are skipped and interrupted ones go on, so the command can be given again after anything, and shorter: `earlier.py` finds the
+options that DIR's runs were started with. What is in DIR:
 DIR/runs/CONFIGURATION/seed-N (run folders, shared by all studies), and for each study DIR/NAME with study.json (rows, claims) and what
 `report.study` makes of it. A table needs run.json and events.jsonl of each run, or its line of a runs.csv from before, and no more.
 """
@@ -17,6 +18,7 @@ from ..recipes import RECIPES, find
 from ..recipes.studies import STUDIES, check_names, find_studies
 from ..recipes.study import Study
 from .campaign import check_runs, limited, note, planned, train_rows
+from .earlier import completed
 from .words import taken
 
 __all__ = ["command"]
@@ -25,8 +27,8 @@ _HELP = """usage: nofm study NAME... --on RECIPE --out DIR [--seeds COUNT] [--la
                   [--limit MINUTES] [--table] [--into DIR] [--group.key VALUE ...]
 
 Trains every row of tables and figures and writes each table (mean, spread, number of seeds), its figure and what became of the
-claims. Rows that several studies share are trained once. Give the same command again to go on after an interruption: what is
-finished is skipped.
+claims. Rows that several studies share are trained once. To go on after an interruption, nofm study NAME... --out DIR is enough: what
+is finished is skipped, and options that are not given are those that the runs in DIR were started with.
 
   --on RECIPE      what to train on; all options of nofm train RECIPE may follow (nofm train RECIPE --help lists them)
   --seeds COUNT    runs of each row, with seeds from --seed on
@@ -35,7 +37,7 @@ finished is skipped.
   --without GLOB   train all but the rows whose label matches, such as "lottery*", which take five times as long
   --order ORDER    seed (default): all rows with the first seed, then with the second; row: all seeds of a row together
   --limit MINUTES  when the time is up, stop with checkpoints and write the tables of what is finished
-  --table          train nothing; write the tables from the runs that are there
+  --table          train nothing; write the tables from the runs that are there: nofm study NAME... --out DIR --table
   --into DIR       where tables go, in folders of their names (default: --out). Runs that a runs.csv there has a line of count as
                    finished, and their lines stay
 
@@ -69,6 +71,7 @@ def command(args: list[str]) -> int:
     count = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     names = args[:count]
     check_names(names)
+    args = [*names, *completed(args[count:])]
     wishes, rest = _wishes(args[count:])
 
     from ..engine.signals import Stopped, listening

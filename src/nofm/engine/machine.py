@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from typing import Any
 
 import torch
 
 from ..tasks.base import Task
 from ..version import __version__
+from .commits import source_commit, workdir_commit
 from .config import RunConfig
 from .world import World, cpu_name
 
@@ -34,7 +34,8 @@ def conditions(task: Task, world: World) -> dict[str, Any]:
     cuda = world.device.type == "cuda"
     return {
         "versions": {"nofm": __version__, "torch": str(torch.__version__), "python": platform.python_version(), **task.versions()},
-        "commit": _commit(),
+        "commit": source_commit(),
+        "workdir_commit": workdir_commit(),
         "hardware": {
             "device": str(world.device),
             "name": torch.cuda.get_device_name(world.device) if cuda else cpu_name(),
@@ -42,12 +43,3 @@ def conditions(task: Task, world: World) -> dict[str, Any]:
             "world_size": world.size,
         },
     }
-
-
-def _commit() -> str | None:
-    """The commit of the working folder, with a + if it has changes; None outside of a repository."""
-    try:
-        git = ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -44,6 +44,7 @@ Origins: TypeAlias = Mapping[str, str]  # by key: "--optim.lr", or "run.toml:12 
 
 _MAX_FILE = 1_000_000
 _NEAR = 0.75  # of 1: two letters of eight may be others
+_WHICH = {"kind", "name", "type"}
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
 
 
@@ -105,11 +106,12 @@ def near(word: str, allowed: Iterable[str]) -> str:
     """ "; did you mean 'x'?" where something close to `word` is allowed, else nothing.
 
     Of names in groups (optim.lr, imagenet/resnet50) the last parts are compared: a long group in common makes no two of them alike, and
-    somebody may have forgotten the group or taken another one.
+    somebody may have forgotten the group or taken another one. Within a group, words that ask the same are alike: optim.name, optim.kind.
     """
     options, (group, last) = list(allowed), _parted(word)
     parted = {option: _parted(option) for option in options}
     like = {option: _likeness(last, name, kin=group in ("", its)) for option, (its, name) in parted.items()}
+    like |= {option: _NEAR for option, (its, name) in parted.items() if group == its != "" and last != name and {last, name} <= _WHICH}
     close = [option for option in options if option.startswith((f"{word}.", f"{word}/"))]  # a group is typed instead of a name in it
     close = close or [option for option in options if like[option] == 1]
     others = [option for option in options if _NEAR <= like[option] < 1]

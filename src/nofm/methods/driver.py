@@ -2,6 +2,9 @@
 
 It hangs on the optimizer's own hooks, so the training loop does not change and the moment is always right: gradients are reduced
 over processes and summed over micro-batches by then, and a step that a gradient scaler skips is skipped here too.
+
+Where `optimizer.step` is compiled, the hooks still run as they are, between compiled parts: a method decides by the number of the step and
+looks at tensors on the host, so that traced it would be compiled anew step after step.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ class Driver:
         self.watch = FiniteWatch()
         self.fleet = Fleet()
         self.one_pass = OnePass(optimizer, self.watch) if fused else None
+        why = "nofm's method works between the compiled parts of optimizer.step; compile it without fullgraph=True"
+        self._uncompiled = torch.compiler.disable(_call, reason=why)
         self.hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def remove(self) -> None:
@@ -53,7 +58,7 @@ class Driver:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            self._before_step()
+            self._at_moment(self._before_step)
             return None
         # A closure computes the gradients inside the step: the moment before the step comes when it returns.
         wrapped = self._then_before_step(closure)
@@ -64,12 +69,21 @@ class Driver:
     def _then_before_step(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def wrapped() -> Any:
             loss = closure()
-            self._before_step()
+            self._at_moment(self._before_step)
             return loss
 
         return wrapped
 
-    def _before_step(self) -> None:
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._at_moment(self._after_step)
+
+    def _at_moment(self, work: Callable[[bool], None]) -> None:
+        if torch.compiler.is_compiling():  # in compiled code that is always so, and only there
+            self._uncompiled(work, True)
+        else:
+            work(False)
+
+    def _before_step(self, compiled: bool) -> None:
         if self.number == 0 and self.method.counts_steps() and any(self.optimizer.state.get(param) for _, param in self.follow):
             warnings.warn(
                 f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
@@ -80,13 +94,15 @@ class Driver:
             step = self.current = self._step()
             if self.one_pass is not None:
                 owned = [(each.site, each.param, self.groups[id(each.param)]) for each in step.weights]
-                rest = self.one_pass.keep_back(owned, self.method.term(step))
+                rest = self.one_pass.keep_back(owned, self.method.term(step), compiled)
                 step = replace(step, weights=[step.weights[i] for i in rest])
             self.method.before_step(step)
 
-    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after_step(self, compiled: bool) -> None:
         step, self.current = self.current, None
-        if bool(getattr(optimizer, "found_inf", False)):  # a fused optimizer under a scaler skips inside its kernel
+        if self.one_pass is not None:
+            self.one_pass.check_moved()
+        if bool(getattr(self.optimizer, "found_inf", False)):  # a fused optimizer under a scaler skips inside its kernel
             if self.one_pass is not None:
                 self.one_pass.skipped()
             return
@@ -140,3 +156,7 @@ def _check_still_trained(site: Site, param: nn.Parameter) -> None:
             f"{site.key} is no longer the parameter that the optimizer owns (load_state_dict(assign=True), or a replaced "
             "parameter?); build the optimizer again, detach() and attach to it"
         )
+
+
+def _call(work: Callable[[bool], None], compiled: bool) -> None:
+    work(compiled)

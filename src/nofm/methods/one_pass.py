@@ -102,10 +102,16 @@ class OnePass:
 
     # ---- before the step ----
 
-    def keep_back(self, weights: Sequence[_Weight], term: Term | None) -> list[int]:
-        """Keep those of `weights` that a kernel can move with `term`; returns the places of the others."""
+    def keep_back(self, weights: Sequence[_Weight], term: Term | None, compiled: bool = False) -> list[int]:
+        """Keep those of `weights` that a kernel can move with `term`; returns the places of the others.
+
+        None are kept back from a step that is `compiled`: that asks `_init_group` while it is traced, and never again.
+        """
         self._ids, self._begun, self.moved, self.rest = set(), {}, [], list(range(len(weights)))
-        if term is None:
+        if compiled and term is not None:
+            self._plan = _Plan([], [], [])
+            self._tell({site.key: "optimizer.step is compiled" for site, _, _ in weights}, len(weights))
+        if compiled or term is None:
             return self.rest
         self._term, self._weights, self._grads = term, weights, [param.grad for _, param, _ in weights]
         kinds = {id(group): _kind(group) for group in self._optimizer.param_groups}
@@ -127,7 +133,7 @@ class OnePass:
 
     def _make_plan(self, key: list[Any], weights: Sequence[_Weight]) -> _Plan:
         together: dict[tuple[Rule, torch.device], _Part] = {}
-        rest, before, self.unserved = [], self.unserved, {}
+        rest, unserved = [], {}
         for i, (site, param, group) in enumerate(weights):
             rule = self._rule(group)
             if (reason := self._why_not(site, param, group, rule)) is None:
@@ -137,14 +143,19 @@ class OnePass:
                 part.groupings.append(site.grouping)
             else:
                 rest.append(i)
-                self.unserved[site.key] = reason
-        if self.unserved and not before:
-            name, reason = next(iter(self.unserved.items()))
+                unserved[site.key] = reason
+        self._tell(unserved, len(weights))
+        return _Plan(key, list(together.values()), rest)
+
+    def _tell(self, unserved: dict[str, str], weights: int) -> None:
+        """Note which weights are not served, and warn of it once."""
+        before, self.unserved = self.unserved, unserved
+        if unserved and not before:
+            name, reason = next(iter(unserved.items()))
             warnings.warn(
-                f"fused=True does not serve {len(rest)} of {len(weights)} sparse weights, which take two passes: {name}: {reason}",
+                f"fused=True does not serve {len(unserved)} of {weights} sparse weights, which take two passes: {name}: {reason}",
                 stacklevel=2,
             )
-        return _Plan(key, list(together.values()), rest)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         if isinstance(self._optimizer, Adam):
@@ -250,6 +261,16 @@ class OnePass:
         return (lr, into, off, self._term.decay, sign, *group["betas"], group["eps"], count)
 
     # ---- after the step ----
+
+    def check_moved(self) -> None:
+        """Raise where the step has not come by for the weights that were kept back: they are not moved, or without their term."""
+        if self._ids:
+            left = next(site.key for site, param, _ in self._weights if id(param) in self._ids)
+            self._ids = set()
+            raise OptimizerError(
+                f"optimizer.step() has passed by {left} and {len(self._plan.parts[0].named) - 1} more, which fused=True keeps for a kernel "
+                "in its middle: the step was compiled or replaced after attach; leave it as it is, or attach without fused=True"
+            )
 
     def skipped(self) -> None:
         """A scaler has found infinite gradients: no weight has moved, and no momentum has begun."""

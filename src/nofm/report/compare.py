@@ -15,7 +15,7 @@ from typing import Any
 from .curves import Curve
 from .read import Run
 
-__all__ = ["Band", "Group", "Stat", "band", "differing", "flatten", "group_runs", "stat", "thin"]
+__all__ = ["Band", "Group", "Stat", "band", "differing", "flatten", "group_runs", "stat", "stretches", "thin", "thin_band"]
 
 # Settings that do not change what is trained: the seed, and where and how the run was started.
 _METHOD = "sparsity.method.kind"
@@ -86,6 +86,25 @@ def thin(curve: Curve, most: int) -> Curve:
         return curve
     chunks = [steps[i : i + width] for i in range(0, len(steps), width)]
     return {chunk[-1]: math.fsum(curve[step] for step in chunk) / len(chunk) for chunk in chunks}
+
+
+def thin_band(found: Band, most: int) -> Band:
+    """`thin`, of mean and spread alike."""
+    means = thin({step: s.mean for step, s in zip(found.steps, found.stats, strict=True)}, most)
+    spreads = thin({step: s.spread or 0.0 for step, s in zip(found.steps, found.stats, strict=True)}, most)
+    return Band(tuple(means), tuple(Stat(means[step], spreads[step], found.stats[0].n) for step in means))
+
+
+def stretches(found: Band, positive: bool) -> list[Band]:
+    """The parts of a band that can be drawn, between values that cannot: not finite or, where they must be `positive` for a logarithmic
+    axis, zero. One line through all that is left would show numbers where there are none."""
+    parts: list[list[tuple[int, Stat]]] = [[]]
+    for step, s in zip(found.steps, found.stats, strict=True):
+        if math.isfinite(s.mean) and (s.mean > 0 or not positive):
+            parts[-1].append((step, s))
+        elif parts[-1]:
+            parts.append([])
+    return [Band(*map(tuple, zip(*part, strict=True))) for part in parts if part]
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -101,7 +101,8 @@ def conditions(groups: Sequence[Group], names: Mapping[Path, str]) -> dict[str, 
 
 def _facts(run: Run) -> dict[str, str]:
     facts = {str(key): str(value) for key, value in run.info["versions"].items()}
-    facts["commit"] = str(run.info["commit"] or "not recorded")
+    facts["commit of nofm"] = str(run.info["commit"] or "not recorded")
+    facts |= {"commit of the working folder": own} if (own := run.info["workdir_commit"]) else {}
     words = {"name": "hardware", "cpus": "CPUs", "world_size": "processes"}
     facts |= {words.get(key, str(key)): str(value) for key, value in run.info["hardware"].items()}
     return facts | {"started": str(run.info["started"])} | ({"resumed": f"{run.resumes} times"} if run.resumes else {})

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .compare import Band, stat, thin
+from .compare import Band, stat, stretches, thin_band
 from .kernels import SHOWN, LayerShapes
 from .units import big
 
@@ -100,15 +100,11 @@ def curves(
 
     Of more than `named` lines, which then differ by depth only, the legend names the first and the last.
     """
-    drawn = [
-        [(step, s.mean * scale, (s.spread or 0.0) * scale) for step, s in zip(line.band.steps, line.band.stats, strict=True)]
-        for line in lines
-    ]
-    drawn = [[point for point in points if math.isfinite(point[1]) and (point[1] > 0 or not log)] for points in drawn]
     with _drawing(title, 250) as (figure, svg):
         axes = figure.add_axes((0.118, 0.175, 0.845, 0.71))
-        for line, points in zip(lines, drawn, strict=True):
-            _draw(axes, line, points, log, most)
+        for line in lines:
+            for part in stretches(thin_band(line.band, _POINTS), positive=log):
+                _draw(axes, line, part, scale, log, most)
         if log:
             axes.set_yscale("log")
         if limits is not None:
@@ -122,12 +118,11 @@ def curves(
     return Picture(title, caption, keys if len(keys) <= named else (keys[0], keys[-1]), svg[0])
 
 
-def _draw(axes: Any, line: Line, points: Sequence[tuple[int, float, float]], log: bool, most: float) -> None:
-    mean, spread = ({step: row[i] for step, *row in points} for i in (0, 1))
-    mean, spread = thin(mean, _POINTS), thin(spread, _POINTS)
-    steps, middle, colour = list(mean), list(mean.values()), _placeholder(line.colour)
-    if any(spread.values()):
-        low, high = ([min(most, m + sign * s) for m, s in zip(middle, spread.values(), strict=True)] for sign in (-1, 1))
+def _draw(axes: Any, line: Line, part: Band, scale: float, log: bool, most: float) -> None:
+    steps, middle, colour = part.steps, [scale * s.mean for s in part.stats], _placeholder(line.colour)
+    spread = [scale * (s.spread or 0.0) for s in part.stats]
+    if any(spread):
+        low, high = ([min(most, m + sign * s) for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
         shown = [bottom > 0 or not log for bottom in low]  # a logarithmic axis has no place for zero
         axes.fill_between(steps, low, high, where=shown, color=colour, alpha=0.16, linewidth=0)
     single = len(steps) == 1  # one point makes no line

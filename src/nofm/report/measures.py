@@ -13,6 +13,7 @@ class Measure:
 
     name: str  # as the task calls it
     words: str  # as a table does
+    unit: str  # of a difference, as shown
     level: float  # two rows are level within this, as shown
     higher: bool = True  # is better
     factor: float = 1.0
@@ -25,9 +26,9 @@ class Measure:
 
 
 MEASURES: dict[str, Measure] = {
-    "classification": Measure("accuracy", "accuracy %", level=0.5),
-    "translation": Measure("bleu", "BLEU", level=0.5),
-    "flow": Measure("epe", "EPE, px (lower is better)", level=0.05, higher=False, digits=3),
-    "detection": Measure("map", "box mAP %", level=1.0, factor=100.0),
-    "segmentation": Measure("mask_map", "mask mAP %", level=1.0, factor=100.0, beside=(("map", "box mAP %"),)),
+    "classification": Measure("accuracy", "accuracy %", "points", level=0.5),
+    "translation": Measure("bleu", "BLEU", "BLEU", level=0.5),
+    "flow": Measure("epe", "EPE, px (lower is better)", "px", level=0.05, higher=False, digits=3),
+    "detection": Measure("map", "box mAP %", "points", level=1.0, factor=100.0),
+    "segmentation": Measure("mask_map", "mask mAP %", "points", level=1.0, factor=100.0, beside=(("map", "box mAP %"),)),
 }

@@ -49,7 +49,8 @@ def _conditions(runs: Sequence[Run]) -> Iterator[str]:
     looked_at = {
         "the version of nofm": [run.info["versions"].get("nofm") for run in runs],
         "the version of torch": [run.info["versions"].get("torch") for run in runs],
-        "the commit": [run.info["commit"] for run in runs],
+        "the commit of nofm": [run.info["commit"] for run in runs],
+        "the commit of the working folder": [run.info["workdir_commit"] for run in runs],
         "hardware": [run.info["hardware"].get("name") for run in runs],
         "the number of processes": [run.info["hardware"].get("world_size") for run in runs],
     }

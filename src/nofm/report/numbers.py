@@ -131,7 +131,7 @@ def _band(band: Band) -> dict[str, Any]:
 
 
 def _run(run: Run, label: str, metrics: Sequence[str], names: Mapping[Path, str]) -> dict[str, Any]:
-    keys = ("recipe", "command", "versions", "commit", "hardware", "started", "config", "cost")
+    keys = ("recipe", "command", "versions", "commit", "workdir_commit", "hardware", "started", "config", "cost")
     return {
         "name": names[run.folder],
         "group": label,
@@ -183,7 +183,7 @@ def runs_csv(data: dict[str, Any]) -> str:
     """One row a run."""
     metrics = list(data["runs"][0]["final"])
     header = ["run", "group", "seed", "status", "steps", *(f"{which}/{m}" for which in ("final", "best") for m in metrics)]
-    header += ["sad", "flip_rate", "seconds", "images_per_second", "nofm", "torch", "commit", "device", "command"]
+    header += ["sad", "flip_rate", "seconds", "images_per_second", "nofm", "torch", "commit", "workdir_commit", "device", "command"]
     evaluated = sorted({(name, metric) for run in data["runs"] for name, found in run["evaluations"].items() for metric in found})
     header += [f"{name}.{metric}" for name, metric in evaluated]
     rows = []
@@ -191,8 +191,8 @@ def runs_csv(data: dict[str, Any]) -> str:
         row = [run["name"], run["group"], run["seed"], run["status"], run["steps"]]
         row += [run[which][m] for which in ("final", "best") for m in metrics]
         row += [run["sad"], run["flip_rate"], run["seconds"], run["images_per_second"]]
-        row += [run["versions"].get("nofm"), run["versions"].get("torch"), run["commit"], run["hardware"].get("name")]
-        row.append(" ".join(map(str, run["command"])))
+        row += [run["versions"].get("nofm"), run["versions"].get("torch"), run["commit"], run["workdir_commit"]]
+        row += [run["hardware"].get("name"), " ".join(map(str, run["command"]))]
         rows.append([*row, *(run["evaluations"].get(name, {}).get(metric) for name, metric in evaluated)])
     return _csv(header, rows)
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from . import curves
-from .compare import Band, Group
+from .compare import Band, Group, stretches
 from .figures import plain
 from .units import unit_of
 
@@ -35,7 +35,7 @@ def drawn(groups: Sequence[Group]) -> bytes:
             if metric is not None:
                 most = 100.0 if unit_of(metric).unit == "%" else math.inf
                 _draw(above, group.label, group.band(partial(curves.evals, metric=metric)), colour, 1.0, most)
-            _draw(below, group.label, group.band(curves.flip_rate), colour, 100.0, math.inf)
+            _draw(below, group.label, group.band(curves.flip_rate), colour, 100.0, math.inf, positive=True)
         if metric is not None:
             above.set_ylabel(unit_of(metric).axis)
             if unit_of(metric).unit == "%":
@@ -54,12 +54,13 @@ def drawn(groups: Sequence[Group]) -> bytes:
     return file.getvalue()
 
 
-def _draw(axes: Any, name: str, band: Band, colour: str, scale: float, most: float) -> None:
-    middle = [scale * s.mean if s.mean > 0 else math.nan for s in band.stats]  # a logarithmic axis has no place for zero
-    spread = [scale * (s.spread or 0.0) for s in band.stats]
-    axes.plot(band.steps, middle, label=name, color=colour)
-    low, high = ([min(most, m + sign * s) for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
-    axes.fill_between(band.steps, low, high, color=colour, alpha=0.15, linewidth=0)
+def _draw(axes: Any, name: str, band: Band, colour: str, scale: float, most: float, positive: bool = False) -> None:
+    for number, part in enumerate(stretches(band, positive)):
+        middle, spread = [scale * s.mean for s in part.stats], [scale * (s.spread or 0.0) for s in part.stats]
+        dot = "o" if len(middle) == 1 else None  # one point makes no line
+        axes.plot(part.steps, middle, label=None if number else name, color=colour, marker=dot, markersize=3)
+        low, high = ([min(most, m + sign * s) for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1))
+        axes.fill_between(part.steps, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _end_in_view(groups: Sequence[Group], metric: str) -> float:

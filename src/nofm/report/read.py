@@ -30,6 +30,7 @@ _RUN_KEYS: dict[str, tuple[type, ...]] = {
     "started": (str,),
     "layers": (list,),
     "commit": (str, type(None)),
+    "workdir_commit": (str, type(None)),
     "cost": (dict, type(None)),
 }
 _LAYER_KEYS: dict[str, tuple[type, ...]] = {"name": (str,), "kind": (str,), "shape": (list,), "pattern": (str,), "kept": (int,)}
@@ -179,6 +180,7 @@ def _run_json(path: Path) -> dict[str, Any]:
         raise ReportError(path, f"an object is expected, got {type(info).__name__}")
     if info.get("format") != FORMAT:
         raise ReportError(path, f"format {info.get('format')!r} is not known, only {FORMAT}; read it with the nofm that wrote it")
+    info = {"workdir_commit": None, **info}  # which the first runs do not have
     _check(path, None, info, _RUN_KEYS)
     return info
 

@@ -226,7 +226,8 @@ def movement(groups: Sequence[Group]) -> dict[str, list[Picture]]:
     if added := _lines(groups, curves.sad):
         total.append(draw("SAD, all layers", "SAD since the start (weights)", added, "Added up from record to record."))
         caption = (
-            "Weights that enter or leave a mask in a step. Logarithmic axis: steps without a flip are not drawn, nor bands that reach zero."
+            "Weights that enter or leave a mask in a step. Logarithmic axis: a line breaks where nothing flips, and bands that reach zero "
+            "are not drawn."
         )
         total.append(draw("Flip rate", "flips (% of weights a step)", _lines(groups, curves.flip_rate), caption, scale=100, log=True))
     by_group = [(group, _layer_lines(group)) for group in groups]

@@ -59,15 +59,17 @@ class Measured:
     macs: float | None  # multiply-adds, by pattern; None for unstructured sparsity
     epochs: float
     seconds: float | None
-    commit: str | None
+    commit: str | None  # of nofm's sources, or "nofm 0.1.0" where an installed version ran
     torch: str
     hardware: str
+    workdir_commit: str | None = None  # of the folder that it was started in, where that is another repository
     metrics: Mapping[str, float] = field(default_factory=dict)  # all of them
     evaluations: Mapping[str, float] = field(default_factory=dict)  # on other data, by NAME.metric, as `nofm evaluate` has named them
 
 
 Rows: TypeAlias = dict[str, list[Measured]]  # by label, seeds in order
 _FIELDS = tuple(f.name for f in fields(Measured) if f.name not in ("metrics", "evaluations"))
+_LATER = ("workdir_commit",)  # lines from before it was recorded stay readable
 
 
 # ---- a run folder ----
@@ -96,9 +98,10 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         macs=float(cost["macs" if dense else "macs_sparse"]) if by_pattern and cost else None,
         epochs=float(run.of("train")[-1].data.get("epoch", math.nan)),
         seconds=max(event.data["seconds"] for event in run.of("end")),  # a finished run that is resumed ends again at once
-        commit=run.info["commit"],
+        commit=run.info["commit"] or f"nofm {run.info['versions'].get('nofm')}",
         torch=str(run.info["versions"].get("torch")),
         hardware=str(run.info["hardware"].get("name")),
+        workdir_commit=run.info["workdir_commit"],
         metrics={name: float(value) for name, value in end["metrics"].items() if value is not None},
         evaluations={f"{found.name}.{metric}": value for found in run.evaluations for metric, value in found.metrics.items()},
     )
@@ -185,7 +188,7 @@ def _with_evaluations_of(line: Measured, run: Measured) -> Measured:
 
 def _lines(path: Path) -> Iterator[Measured]:
     for number, line in enumerate(csv.DictReader(path.read_text().splitlines()), start=2):
-        if missing := [name for name in _FIELDS if line.get(name) is None]:
+        if missing := [name for name in _FIELDS if line.get(name) is None and name not in _LATER]:
             raise ReportError(path, f"has no {missing[0]!r}; `nofm study` writes it", number)
         try:
             yield _measured_of(line)
@@ -200,8 +203,9 @@ def _measured_of(line: Mapping[str, str]) -> Measured:
     values |= {name: float(line[name]) for name in ("score", "sad", "kept", "epochs")}
     values |= {name: float(line[name]) if line[name] else None for name in ("macs", "seconds")}
     metrics = {name.partition(":")[2]: float(text) for name, text in line.items() if name.startswith("metric:") and text}
+    values |= {name: line.get(name) or None for name in ("commit", "workdir_commit")}
     others = {name: float(text) for name, text in line.items() if "." in name and not name.startswith("metric:") and text}
-    return Measured(**values, commit=line["commit"] or None, metrics=metrics, evaluations=others)
+    return Measured(**values, metrics=metrics, evaluations=others)
 
 
 def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:

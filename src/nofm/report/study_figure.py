@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .compare import band, thin
+from .compare import band, stretches, thin_band
 from .curves import Curve, evals, flip_rate
 from .measures import Measure
 from .read import Run
@@ -37,8 +37,8 @@ def draw(title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Run], S
         if runs:
             epoch = _steps_of_an_epoch(runs[0])
             averaged = numbers[0].metric.startswith("ema_")
-            _band(left, [_scaled(evals(run, measure.name, averaged), measure.factor) for run in runs], epoch, label, style)
-            _band(middle, [_above_zero(flip_rate(run)) for run in runs], epoch, label, style)
+            _draw(left, [_scaled(evals(run, measure.name, averaged), measure.factor) for run in runs], epoch, label, style)
+            _draw(middle, [_scaled(flip_rate(run), 100) for run in runs], epoch, label, style, positive=True)
         final = [measure.factor * run.score for run in numbers]
         right.plot(final, [number] * len(final), "o", color=style["color"], alpha=0.5, markersize=5)
         right.plot([sum(final) / len(final)], [number], "|", color="black", markersize=12)
@@ -82,12 +82,9 @@ def _scaled(curve: Curve, factor: float) -> Curve:
     return {step: factor * value for step, value in curve.items()}
 
 
-def _above_zero(curve: Curve) -> Curve:
-    """In percent, without the zeros, which a logarithm has not."""
-    return {step: 100 * value for step, value in curve.items() if value > 0}
-
-
-def _band(axes: Any, curves: Sequence[Curve], epoch: float, label: str, style: Mapping[str, Any]) -> None:
-    drawn = band([thin(curve, _POINTS) for curve in curves if curve])
-    if drawn.steps:
-        axes.plot([step / epoch for step in drawn.steps], [stat.mean for stat in drawn.stats], label=label, linewidth=1.3, **style)
+def _draw(axes: Any, curves: Sequence[Curve], epoch: float, label: str, style: Mapping[str, Any], positive: bool = False) -> None:
+    mean = thin_band(band([curve for curve in curves if curve]), _POINTS)
+    for number, part in enumerate(stretches(mean, positive)):
+        dot = "o" if len(part.steps) == 1 else None  # one point makes no line
+        epochs, means = [step / epoch for step in part.steps], [stat.mean for stat in part.stats]
+        axes.plot(epochs, means, label=None if number else label, linewidth=1.3, marker=dot, markersize=2.5, **style)

@@ -13,6 +13,9 @@ from .units import big
 
 __all__ = ["claims_markdown", "conditions", "table_markdown", "texts"]
 
+_PARAMETERS, _MACS, _SAD = "parameters kept", "multiply-adds kept", "mask changes per weight (SAD)"
+_PAPER = "in the paper, on its own network and data"
+
 
 def texts(facts: Facts, rows: Rows) -> dict[str, str]:
     """All files that follow from the runs, by name."""
@@ -84,7 +87,8 @@ def _evaluation_text(found: Sequence[Measured], name: str, measure: Measure) -> 
 
 
 def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True, *, brief: bool = False) -> str:
-    """The rows whose labels are wanted and that have runs. Columns that say nothing are left out; a brief table has four."""
+    """The rows whose labels are wanted and that have runs, and what SAD means. Columns that say nothing are left out; a brief table has
+    four, and no line below it."""
     measure = MEASURES[facts["task"]]
     there = [(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]] and wanted(row["label"])]
     elsewhere = [] if brief else _evaluations(rows)
@@ -94,20 +98,33 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         **{words: [_beside(found, metric, measure) for _, found in there] for metric, words in measure.beside},
         **{f"{name}: {measure.words}": [_evaluation_text(found, name, measure) for _, found in there] for name in elsewhere},
         "weights kept in sparse layers": [f"{_text(_stat(found, lambda run: 100 * run.kept), 1, silent=0.05)} %" for _, found in there],
-        "parameters": [big(_stat(found, lambda run: run.params).mean) for _, found in there],
-        "multiply-adds": [big(found[0].macs) if found[0].macs else "" for _, found in there],
-        "mask changes a weight (SAD)": [_text(_stat(found, lambda run: run.sad), 2) for _, found in there],
+        _PARAMETERS: [big(_stat(found, lambda run: run.params).mean) for _, found in there],
+        _MACS: [big(found[0].macs) if found[0].macs else "" for _, found in there],
+        _SAD: [_text(_stat(found, lambda run: run.sad), 2) for _, found in there],
         "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
         "seeds": [str(len(found)) for _, found in there],
-        "paper, in its own setting": [row["paper"] for row, _ in there],
+        _PAPER: [row["paper"] for row, _ in there],
     }
     if len(set(columns["epochs"])) < 2:
         del columns["epochs"]
-    for head in ("parameters", "multiply-adds", "paper, in its own setting") if brief else ():
-        del columns[head]
+    if brief:
+        columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _PAPER)}
+        watched = [f" (of {row['watched']} masks)" if row.get("watched") else "" for row, _ in there]
+        columns[_SAD] = [cell + note for cell, note in zip(columns[_SAD], watched, strict=True)]
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
     lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    below = [] if brief else ["", _about_sad(facts, [row for row, _ in there])]
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), *below])
+
+
+def _about_sad(facts: Facts, rows: Sequence[Facts]) -> str:
+    every = f", counted every {facts['sad_every']} steps" if facts.get("sad_every") else ""
+    said = f"SAD: how many times a weight of a sparse layer changed between kept and pruned in the whole run, on average{every}."
+    by_pattern: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("watched"):
+            by_pattern.setdefault(row["watched"], []).append(row["label"])
+    return said + "".join(f" For {', '.join(labels)}: of the {p} masks that pruning would give." for p, labels in by_pattern.items())
 
 
 def _beside(found: Sequence[Measured], metric: str, measure: Measure) -> str:
@@ -144,22 +161,26 @@ def _claim_numbers(facts: Facts, claim: Facts, rows: Rows) -> dict[str, Any]:
 
 
 def claims_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True) -> str:
-    """The claims of wanted rows that there are runs for."""
+    """The claims of wanted rows that there are runs for, and what the words of the last column mean."""
     measure = MEASURES[facts["task"]]
-    lines = ["| claim | difference | 95 % interval | here |", "| --- | --- | --- | --- |"]
+    lines = ["| claim | difference of means | 95 % interval | here |", "| --- | --- | --- | --- |"]
+    level = False
     for claim in facts["claims"]:
         interval = _interval(claim, rows)
         if interval is not None and wanted(claim["first"]) and wanted(claim["second"]):
             mean, low, high = _shown(claim, interval, measure)
             lines.append(f"| {claim['text']} | {mean} | {low} to {high} | {verdict(claim, interval, measure)} |")
-    return "\n".join(lines)
+            level = level or claim["level"]
+    words = "holds: all of the interval is on the side that the claim says; fails: on the other; open: neither."
+    words += f" Level: all of it within ± {measure.level:g}." if level else ""
+    return "\n".join([*lines, "", words])
 
 
 def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str, str]:
     of_sad = claim["metric"] == "sad"
     factor, digits = (1.0, 2) if of_sad else (measure.factor, measure.digits)
     mean, low, high = (f"{factor * value:+.{digits}f}" for value in (interval.mean, interval.low, interval.high))
-    return f"{mean} SAD" if of_sad else mean, low, high
+    return f"{mean} {'SAD' if of_sad else measure.unit}", low, high
 
 
 # ---- conditions ----
@@ -168,12 +189,19 @@ def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str
 def conditions(rows: Rows) -> str:
     """On what, by what and with which seeds the runs were made."""
     found = [run for runs in rows.values() for run in runs]
-    hardware, torch, commits = (
-        sorted({str(getattr(run, name)) for run in found if getattr(run, name)}) for name in ("hardware", "torch", "commit")
+    hardware, torch, sources, folders = (
+        sorted({str(getattr(run, name)) for run in found if getattr(run, name)})
+        for name in ("hardware", "torch", "commit", "workdir_commit")
     )
+    installed = [source for source in sources if source.startswith("nofm ")]
     seeds = sorted({run.seed for run in found})
     parts = [", ".join(hardware), f"torch {', '.join(torch)}"]
-    if commits:  # runs that were started outside of a repository have none
-        parts.append(f"commit {', '.join(c[:12] + '+' * c.endswith('+') for c in commits)}")
+    parts += installed
+    parts += [f"commit {_short(commits)}"] if (commits := [source for source in sources if source not in installed]) else []
+    parts += [f"started in a repository at {_short(folders)}"] if folders else []
     parts.append(f"seeds {', '.join(map(str, seeds))}")
     return f"{'; '.join(parts)}. Mean ± sample standard deviation over seeds; intervals by Welch's t."
+
+
+def _short(commits: Sequence[str]) -> str:
+    return ", ".join(commit[:12] + "+" * commit.endswith("+") for commit in commits)

@@ -1,0 +1,71 @@
+"""Options that `nofm study` takes from the runs that are there: which, from which run, and when none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nofm.cli.earlier import completed
+
+EARLIER = ["--on", "digits", "--out", "elsewhere", "--engine.steps", "12", "--engine.no-compile", "--seeds", "5", "--rows", "a", "--table"]
+EARLIER += ["--sparsity.rules", "conv1:2:4", "conv2:1:4", "--data.root=--odd"]
+ADDED = ["--on", "digits", "--engine.steps", "12", "--engine.no_compile", "--seeds", "5", "--sparsity.rules", "conv1:2:4", "conv2:1:4"]
+ADDED += ["--data.root=--odd"]
+
+
+def started(out: Path, name: str, command: object, when: str = "2026-01-02T00:00:00Z") -> None:
+    run = out / "runs" / name / "seed-0"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"command": command, "started": when}))
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    started(tmp_path, "a", ["nofm", "study", "fig3", *EARLIER])
+    return tmp_path
+
+
+def added(out: Path, *more: str) -> list[str]:
+    args = ["--out", str(out), *more]
+    result = completed(args)
+    assert result[: len(args)] == args, "what is given stays as it is"
+    return result[len(args) :]
+
+
+def test_all_but_what_the_command_asked_for_itself(out, capsys):
+    assert added(out) == ADDED
+    assert f"as {out / 'runs' / 'a' / 'seed-0'} was started: --on digits --engine.steps 12" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (["--on", "digits"], ADDED[2:]),
+        (["--engine.steps=20"], ADDED[:2] + ADDED[4:]),
+        (["--engine.compile", "true"], ADDED[:4] + ADDED[5:]),
+        (["--rows", "b", "--table"], ADDED),
+        (["--on", "cifar10/resnet20"], []),
+        (["--config", "all.toml"], []),
+    ],
+    ids=["the same recipe", "a value", "the opposite of a flag", "of this command", "another recipe", "a file"],
+)
+def test_what_is_given_is_not_taken(given, left, out):
+    assert added(out, *given) == left
+
+
+def test_the_newest_run_of_a_study_says_it(out):
+    started(out, "b", ["nofm", "study", "fig4", "--on", "digits", "--engine.steps", "9"], "2026-01-01T00:00:00Z")
+    started(out, "c", ["nofm", "train", "digits", "--engine.steps", "9"], "2026-01-03T00:00:00Z")
+    started(out, "d", ["nofm", "study", "fig4", "--engine.steps", "9"], "2026-01-04T00:00:00Z")
+    started(out, "e", None, "2026-01-05T00:00:00Z")
+    assert added(out) == ADDED
+    started(out, "f", ["nofm", "study", "fig4", "--on", "digits", "--engine.steps", "9"], "2026-01-06T00:00:00Z")
+    assert added(out) == ["--on", "digits", "--engine.steps", "9"]
+
+
+def test_nothing_is_taken_where_nothing_is(tmp_path, capsys):
+    assert added(tmp_path / "new") == []
+    assert completed(["--on", "digits"]) == ["--on", "digits"]
+    assert capsys.readouterr().out == ""
