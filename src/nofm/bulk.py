@@ -7,7 +7,8 @@ that, so they cannot be stale. Layers that are called by themselves (gradient ch
 weights are only there while their layer runs) have been handed nothing and make their own.
 
 A layer puts what it was handed in front of its weight in its own forward only, so that everybody else, hooks too, finds the dense weight.
-Hooks may also change weights before a layer begins: modules that have hooks, and all below them, are left to themselves.
+Hooks may also change weights before a layer begins: modules that have hooks, and all below them, are left to themselves, unless a hook says
+that it does not (`hooks.leaves_weights`).
 
 The copy that the kernel writes into is made by `weight.to(bfloat16)` or `weight.clone()`: torch's own operations with torch's own
 gradients, which send the gradient straight through and cost the host less than an autograd function in Python would. In a CUDA graph,
@@ -33,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from . import ste
+from .hooks import is_harmless
 from .kernels import cpu
 from .kernels.multi import Fleet, axis_stride
 from .kernels.ops import register_operator
@@ -264,7 +266,8 @@ def _observed(model: nn.Module) -> set[int]:
     last, bulk = next(reversed(model._forward_pre_hooks), None), model.__dict__[_STATE]
     if modules._global_forward_pre_hooks or modules._global_forward_hooks or last not in bulk.hooks:
         return {id(module) for module in model.modules()}
-    hooked = [m for m in model.modules() if m is not model and (m._forward_pre_hooks or m._forward_hooks)]
+    own = {id(m): (*m._forward_pre_hooks.values(), *m._forward_hooks.values()) for m in model.modules() if m is not model}
+    hooked = [m for m in model.modules() if not all(map(is_harmless, own.get(id(m), ())))]
     return {id(module) for top in hooked for module in top.modules()}
 
 

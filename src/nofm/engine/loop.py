@@ -84,6 +84,7 @@ class Trainer:
         self.found = self.handle.found
         before: dict[str, Any] = {} if self.processes_before is None else {"processes_before": self.processes_before}
         before |= {"found": self.found} if self.found else {}
+        self.wrapped.train()
         self._event("start", resumed_from=resumed_from, steps=self.lengths.total, processes=self.world.size, unit=self.unit, **before)
         try:
             with self._turn():
@@ -116,7 +117,8 @@ class Trainer:
         return nullcontext() if self.graphs is None else self.graphs.turn()
 
     def _train_step(self, keys: list[Batch]) -> None:
-        self.wrapped.train()
+        if not self.task.training:  # after an evaluation; a walk over all modules is not for every step
+            self.wrapped.train()
         phase = self.handle.phase
         if self.graphs is None or phase is None:
             loss = self._forward_backward_step(keys)["loss"]
@@ -124,11 +126,11 @@ class Trainer:
             loss = self.graphs.run(phase, self._forward_backward_step, keys)["loss"]
             if self.graphs.replayed:
                 self.handle.replayed()
+                if self.average is not None:
+                    self.average.replayed()
                 self.watch.look(self.step + 1, loss)
         self.lr = self.optimizer.param_groups[0]["lr"]
         self.schedule.step()
-        if self.average is not None:
-            self.average.update(self.task)
         self.meter.add(loss)
         self.step += 1
         self.position += 1
@@ -149,6 +151,8 @@ class Trainer:
         if self.graphs is None or not torch.cuda.is_current_stream_capturing():
             self.watch.look(self.step + 1, total)
         self.precision.step(self.optimizer, self.task.parameters())
+        if self.average is not None:
+            self.average.update(self.task)
         return {"loss": total}
 
     def _shares(self, batches: list[Batch]) -> list[Tensor] | None:
@@ -190,6 +194,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         tasks = [(self.task, False)] if self.average is None else [(self.task, False), (self.average.task, True)]
+        self._settle()
         measured: dict[str, float] = {}
         for task, ema in tasks:
             metrics = self._measured(task)
@@ -232,6 +237,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of this moment, which lies between two steps."""
         self.watch.settle()
+        self._settle()
         state, masks = snapshot.capture(self), packed_masks(self.task.model)
         if self.store is not None and self.folder is not None:
             self.folder.write_masks(self.step, self.task.model, masks)
@@ -249,7 +255,12 @@ class Trainer:
                 self.save()
             raise Stopped(number, self.step)
 
+    def _settle(self) -> None:
+        if self.average is not None:
+            self.average.settle(self.task)
+
     def _export(self) -> None:
+        self._settle()
         weights = folded_weights(self.task.model)
         average = None if self.average is None else folded_weights(self.average.task.model)
         if self.folder is not None:

@@ -12,6 +12,7 @@ from ..tasks.base import Task
 from ..version import __version__
 from .commits import source_commit, workdir_commit
 from .config import RunConfig
+from .problems import problem_of
 from .world import World, cpu_name
 
 __all__ = ["conditions", "set_torch"]
@@ -24,7 +25,8 @@ def set_torch(config: RunConfig) -> None:
         torch.set_num_threads(e.threads)
     torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "tf32" if e.tf32 else "ieee"  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(e.deterministic)
-    torch.backends.cudnn.benchmark = not e.deterministic
+    # Trying out all algorithms pays where shapes come again. In detectors the number of proposals is another one in every step.
+    torch.backends.cudnn.benchmark = not e.deterministic and problem_of(config).same_shapes
     if e.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..hooks import leaves_weights
 from .average_precision import AveragePrecision
 from .base import Task
 
@@ -153,6 +154,7 @@ def _in_fp32(model: torch.nn.Module) -> None:
             part.register_forward_hook(_to_fp32)
 
 
+@leaves_weights
 def _to_fp32(module: torch.nn.Module, args: Any, output: Any) -> Any:
     if isinstance(output, Tensor):
         return output.float()

@@ -37,6 +37,7 @@ class Problem:
     extra = ""  # as nofm[extra] does
     unit = "images"  # what engine.batch_size counts, and the log by the second
     items = "images"  # what a loader passes by
+    same_shapes = True  # whether tensors have the same few shapes in all steps
     not_captured: str | None = None  # why its steps cannot be CUDA graphs
     not_sharded: str | None = None  # why it cannot be spread by FSDP2
 

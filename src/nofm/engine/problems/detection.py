@@ -50,6 +50,7 @@ class Detection(Problem):
     packages, extra = ("torchvision", "torchmetrics", "faster_coco_eval"), "vision"
     kind = "detection"
     has_masks = False
+    same_shapes = False
     not_captured = "cannot hold a detector, which chooses boxes by their values"
 
     # ---- settings ----
