@@ -34,7 +34,7 @@ def chairs() -> RunConfig:
     """RAFT on FlyingChairs with the paper's settings, 2:4 SR-STE, 100,000 steps."""
     return _recipe(
         DataConfig(name="chairs", crop_size=(368, 496), loader="workers"),
-        EngineConfig(steps=100_000, batch_size=10, clip=1.0, workers=12, log_every=100, eval_every=5000),
+        EngineConfig(steps=100_000, batch_size=10, clip=1.0, channels_last=True, workers=12, log_every=100, eval_every=5000),
     )
 
 
@@ -42,5 +42,5 @@ def stamps() -> RunConfig:
     """RAFT on flying stamps (train.npz, val.npz of examples/make_stamps.py), 2:4 SR-STE, 5,000 steps of small crops, sized for one GPU."""
     return _recipe(
         DataConfig(name="stamps", crop_size=(160, 224)),
-        EngineConfig(steps=5000, batch_size=8, clip=1.0, precision="bf16", log_every=100, eval_every=1250),
+        EngineConfig(steps=5000, batch_size=8, clip=1.0, precision="bf16", channels_last=True, log_every=100, eval_every=1250),
     )

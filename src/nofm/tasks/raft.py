@@ -20,6 +20,8 @@ from ..errors import NofmError
 
 __all__ = ["Correlation", "Raft"]
 
+_LAYOUTS = {False: torch.contiguous_format, True: torch.channels_last}
+
 
 class Correlation(raft.CorrBlock):
     """How alike the surroundings of two points are, at several resolutions.
@@ -47,7 +49,8 @@ class Correlation(raft.CorrBlock):
             found = _sampled(volume, centre_N112 + window_1SS2)
             levels.append(found.view(batch, height, width, -1))
             centre_N112 = centre_N112 / 2
-        return torch.cat(levels, dim=-1).permute(0, 3, 1, 2).contiguous()
+        by_channel = coords_B2HW.is_contiguous(memory_format=torch.channels_last)
+        return torch.cat(levels, dim=-1).permute(0, 3, 1, 2).contiguous(memory_format=_LAYOUTS[by_channel])
 
     def forget(self) -> None:
         """Drop the pyramid: it is large, part of an autograd graph, and of no use after the forward."""
@@ -127,7 +130,10 @@ class Raft(raft.RAFT):
         return predictions
 
     def _grids(self, batch: int, height: int, width: int, device: Any) -> tuple[Tensor, Tensor]:
-        return self.corr_block.window(device), make_coords_grid(batch, height, width, device=device)
+        """Laid out as the network's weights are: everything that flow is put beside would be copied to its layout."""
+        by_channel = next(self.parameters()).is_contiguous(memory_format=torch.channels_last)
+        start = make_coords_grid(batch, height, width, device=device).contiguous(memory_format=_LAYOUTS[by_channel])
+        return self.corr_block.window(device), start
 
     def _context(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """The first hidden state, and what frame 1 tells at every refinement."""
