@@ -1,12 +1,13 @@
 """Where the host's time goes in a training step, dense against SR-STE, compiled or eager.
 
-    python benchmarks/host_compiled_gpu.py [--blocks 6] [--what dense 2:4 "2:4 fused" "2:4 plain"] [--eager] [--device cpu] [--json FILE]
+    python benchmarks/host_compiled_gpu.py [--blocks 6] [--what dense 2:4 "2:4 fused" ...] [--eager] [--device cpu] [--json FILE]
 
 The network of `compiled_gpu.py` (Transformer blocks of four linear layers) made narrow and given few tokens, so that a GPU never keeps the
 host waiting and what is timed is the host alone. Prints for each model milliseconds a step in forward, zero_grad, backward and
 optimizer.step (models take turns; medians), and what is more than dense; then kernels and copies of a step, by name (torch.profiler);
 and the functions that take more time in the sparse step than in the dense one (cProfile).
-"2:4 fused" is `attach(fused=True)`; "2:4 plain" masks by plain torch operations, which Inductor fuses, in place of our kernel.
+"2:4 fused" is `attach(fused=True)`; "2:4 plain" masks by plain torch operations, which Inductor fuses, in place of our kernel;
+"2:4 static" lets Inductor launch our kernel as it launches its own (an option of torch.compile).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Trainer:
             nofm.attach(nofm.SRSTE(decay=2e-4), model, self.optimizer, fused=how == "fused")
             for site in nofm.sites(model) if how == "plain" else ():
                 site.look_through(plain)
-        self.run: Callable[[Tensor], Tensor] = model if args.eager else torch.compile(model)
+        options = {"static_launch_user_defined_triton_kernels": True} if how == "static" else None
+        self.run: Callable[[Tensor], Tensor] = model if args.eager else torch.compile(model, options=options)
         self.x = torch.randint(64, (2, args.tokens), device=self.device)
         self.y = torch.randint(64, (2 * args.tokens,), device=self.device)
         for _ in range(5):  # compiles, and starts what is kept from step to step
@@ -165,7 +167,9 @@ def print_launches(counts: dict[str, dict[str, float]], top: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", nargs="+", default=["dense", "2:4", "2:4 fused", "2:4 plain"], help="dense must be one of them")
+    parser.add_argument(
+        "--what", nargs="+", default=["dense", "2:4", "2:4 fused", "2:4 plain", "2:4 static"], help="dense must be one of them"
+    )
     parser.add_argument("--blocks", type=int, default=6, help="Transformer blocks, of four sparse layers each")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=32)
