@@ -138,3 +138,16 @@ def test_a_gradient_that_is_not_aligned_gets_a_kernel_without_vectors() -> None:
     aligned, not_aligned = torch.zeros(8, 8), torch.zeros(65)[1:].view(8, 8)
     vectors = [fleet._ready([PLAIN], [weights, [g]], "refine", layout)[0].constants["VECTOR"] for g in (aligned, not_aligned, aligned)]
     assert vectors == [True, False, True]
+
+
+def test_a_parameter_that_leaves_its_group_in_place_is_noticed_at_the_next_step() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    nofm.sparsify_(model, "2:4", preset="all")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nofm.attach(nofm.SRSTE(), model, optimizer)
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+    params = optimizer.param_groups[0]["params"]
+    params[:] = [*params[1:], nn.Parameter(torch.zeros(1))]  # as many as before
+    with pytest.raises(nofm.OptimizerError, match=r"0\.weight trains but is not in the optimizer"):
+        optimizer.step()

@@ -75,6 +75,7 @@ class _Plan:
     key: list[Any]
     parts: list[_Part]
     rest: list[int]
+    ids: frozenset[int]  # of the weights in `parts`
 
 
 class OnePass:
@@ -88,12 +89,12 @@ class OnePass:
         self._watch = watch
         self._theirs = self._optimizer._init_group
         vars(optimizer)["_init_group"] = self._init_group
-        self._plan = _Plan([], [], [])
+        self._plan = _Plan([], [], [], frozenset())
         self._squads: dict[tuple[Rule, torch.device], Squad] = {}
         self._term = Term(0.0, "weight", False)
         self._weights: Sequence[_Weight] = ()
         self._grads: list[Tensor | None] = []
-        self._ids: set[int] = set()  # of the weights that are to be moved in this step
+        self._ids: frozenset[int] = frozenset()  # of the weights that are to be moved in this step
         self._begun: dict[int, nn.Parameter] = {}  # whose momentum begins in this step
 
     def remove(self) -> None:
@@ -104,7 +105,7 @@ class OnePass:
 
     def keep_back(self, weights: Sequence[_Weight], term: Term | None) -> list[int]:
         """Keep those of `weights` that a kernel can move with `term`; returns the places of the others."""
-        self._ids, self._begun, self.moved, self.rest = set(), {}, [], list(range(len(weights)))
+        self._ids, self._begun, self.moved, self.rest = frozenset(), {}, [], list(range(len(weights)))
         if term is None:
             return self.rest
         self._term, self._weights, self._grads = term, weights, [param.grad for _, param, _ in weights]
@@ -114,7 +115,7 @@ class OnePass:
             key.append((kinds[id(group)], site.grouping, *self._look(param, grad)))
         if key != self._plan.key:
             self._plan = self._make_plan(key, weights)
-        self._ids = {id(param) for part in self._plan.parts for _, param in part.named}
+        self._ids = self._plan.ids
         self.rest = self._plan.rest
         return self.rest
 
@@ -144,7 +145,8 @@ class OnePass:
                 f"fused=True does not serve {len(rest)} of {len(weights)} sparse weights, which take two passes: {name}: {reason}",
                 stacklevel=2,
             )
-        return _Plan(key, list(together.values()), rest)
+        ids = frozenset(id(param) for part in together.values() for _, param in part.named)
+        return _Plan(key, list(together.values()), rest, ids)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         if isinstance(self._optimizer, Adam):
@@ -173,7 +175,7 @@ class OnePass:
             return self._theirs(group, *lists)
         answer = self._theirs({**group, "params": [p for p in group["params"] if id(p) not in self._ids]}, *lists)
         if group is self._optimizer.param_groups[-1]:
-            self._ids = set()
+            self._ids = frozenset()
             for part in self._plan.parts:
                 self._move(part)
         return answer
