@@ -91,7 +91,7 @@ def _linear(layer: Any, weight: Tensor, input: Tensor) -> Tensor:
 
 
 def _convolution(layer: Any, weight: Tensor, input: Tensor) -> Tensor:
-    return layer._conv_forward(input, weight, layer.bias)  # type: ignore[no-any-return]
+    return layer._conv_forward(input, weight, layer.bias)
 
 
 def forward_by(cls: type[Any]) -> Forward | None:
