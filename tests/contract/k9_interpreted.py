@@ -135,13 +135,13 @@ def look_for_not_finite(dtype: torch.dtype) -> None:
     sizes, lookout = ((7, 12), (300, 16), (3, 3, 3)), Lookout()
     weights = [torch.full(size, torch.finfo(dtype).max, dtype=dtype) for size in sizes]
     word = torch.zeros(())
-    lookout.look(weights, word)
+    lookout.look(weights, word, sizes)
     assert word == 0, "the largest finite number is finite"
     for weight in weights:
         for value in (torch.inf, -torch.inf, torch.nan):
             before = weight.view(-1)[-1].clone()
             weight.view(-1)[-1] = value
-            lookout.look(weights, word)
+            lookout.look(weights, word, sizes)
             assert not word.isfinite(), (dtype, weight.shape, value)
             weight.view(-1)[-1] = before
             word.zero_()
