@@ -1,4 +1,5 @@
-"""Which weights each kind of layer has, and along which axis its inputs run: N:M groups are laid along the inputs."""
+"""Which weights each kind of layer has, and along which axis its inputs run: N:M groups are laid along the inputs. And which kinds do
+nothing in their forward but multiply by their weight, so that it can be run with any weight."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .errors import LayerError
 
-__all__ = ["KnownWeight", "known_weights", "register_layer"]
+__all__ = ["Forward", "KnownWeight", "forward_by", "known_weights", "register_layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +79,24 @@ _KINDS[nn.modules.conv._ConvNd] = _conv
 _KINDS[nn.MultiheadAttention] = _attention
 _KINDS[nn.RNNBase] = _recurrent
 _KINDS[nn.RNNCellBase] = _recurrent
+
+
+# ---- forwards that can be run with any weight ----
+
+Forward = Callable[..., Tensor]  # of a layer, the weight to compute with, and the input
+
+
+def _linear(layer: Any, weight: Tensor, input: Tensor) -> Tensor:
+    return F.linear(input, weight, layer.bias)
+
+
+def _convolution(layer: Any, weight: Tensor, input: Tensor) -> Tensor:
+    return layer._conv_forward(input, weight, layer.bias)
+
+
+def forward_by(cls: type[Any]) -> Forward | None:
+    """The forward of `cls` with its weight as an argument, or None where it is not that of a plain linear layer or convolution."""
+    if cls.forward is nn.Linear.forward:
+        return _linear
+    is_plain = any(cls.forward is kind.forward and cls._conv_forward is kind._conv_forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    return _convolution if is_plain else None

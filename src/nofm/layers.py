@@ -25,7 +25,7 @@ from torch.nn.utils import parametrize
 from . import readers, shards, ste
 from .errors import LayerError
 from .kernels import ops
-from .kinds import KnownWeight, known_weights, register_layer
+from .kinds import KnownWeight, forward_by, known_weights, register_layer
 from .masks import Grouping, largest
 
 __all__ = [
@@ -176,19 +176,16 @@ class SparseModule(nn.Module):
 
     _nofm: dict[str, _Sparse]
     _nofm_reads: tuple[str, ...]  # the names of the modules below whose weights this one reads
+    _nofm_traced: bool  # whether the masked weight stands in the parameter's place, for the compiler
+    _nofm_forward: Any = None  # of the layer's own class, with the weight as its first argument; see `kinds.forward_by`
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self._traced_forward(*args, **kwargs)
-        thread, own = threading.get_ident(), self.__dict__
-        made: Any = own.get("_nofm_made")  # by `bulk`, for a thread: a name and the masked weight of that name
-        is_ready = made is not None and made[0] == thread and not own["_nofm_reads"] and "_nofm_hidden" not in own
-        if is_ready and own.setdefault("_nofm_thread", thread) == thread:  # as below, for the case that is common and must be quick
-            own["_nofm_hidden"], own[made[1]] = {}, made[2]
-            try:
-                return super().forward(*args, **kwargs)
-            finally:
-                del own[made[1]], own["_nofm_hidden"], own["_nofm_thread"]
+        thread = threading.get_ident()
+        made: Any = self.__dict__.get("_nofm_made")  # by `bulk`, for a thread: a name and the masked weight of that name
+        if made is not None and made[0] == thread and self._takes_a_weight():
+            return self._nofm_forward(made[2], *args, **kwargs)
         shown: list[SparseModule] = []
         try:
             for module in _unit_of(self):
@@ -216,9 +213,18 @@ class SparseModule(nn.Module):
                         module.__dict__[name] = before
                 del module.__dict__["_nofm_thread"]
 
+    def _takes_a_weight(self) -> bool:
+        """Whether `_nofm_forward` is all that the forward does, so that nothing has to be put in place for it."""
+        return self._nofm_forward is not None and "_conv_forward" not in self.__dict__ and not self._nofm_reads
+
     def _traced_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same for the compiler, which cannot follow attributes that come and go: here the masked weight stands in the
-        parameter's own place. What it runs is traced once and then is a graph, without threads and without modules."""
+        parameter's own place. What it runs is traced once and then is a graph, without threads and without modules.
+
+        What is put in place is written back by each call of the graph, though nothing has changed, and each then looks anew whether the
+        modules are as they were: 3 us a layer of the host. So nothing is, where a forward takes the weight as an argument."""
+        if self._takes_a_weight() and not self._nofm_traced:
+            return self._nofm_forward(_masked(self)["weight"], *args, **kwargs)
         hidden: list[tuple[dict[str, Any], str, Any]] = []
         shown: list[SparseModule] = []
         try:
@@ -259,7 +265,7 @@ class SparseModule(nn.Module):
 
 @_memoize
 def _sparse_class(plain: type[Any]) -> type[SparseModule]:
-    return type(f"Sparse{plain.__name__}", (SparseModule, plain), {"__module__": plain.__module__})
+    return type(f"Sparse{plain.__name__}", (SparseModule, plain), {"__module__": plain.__module__, "_nofm_forward": forward_by(plain)})
 
 
 def _rebuild(plain: type[nn.Module]) -> nn.Module:
@@ -321,7 +327,8 @@ def _masked(module: SparseModule) -> dict[str, Any]:
     """The attributes of `module` that its forward is to see instead of the stored ones."""
     masked: dict[str, Any] = {}
     for param, sparse in module._nofm.items():
-        if parametrize.is_parametrized(module, param):
+        # Asked of `_modules` first: `hasattr` runs Python in every call of a compiled model, to see that the answer is still no.
+        if "parametrizations" in module._modules and parametrize.is_parametrized(module, param):
             raise LayerError(
                 f"{param!r} of {type(module).__name__} was parametrized after sparsify_, which hides its mask; parametrize first "
                 "(the layer then stays dense), or not at all"

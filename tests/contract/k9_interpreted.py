@@ -110,7 +110,7 @@ def _compare_strided(ws: list[torch.Tensor], grouping: Grouping) -> set[str]:
         term = torch.where(mask, 0.0, w.float())
         torch.testing.assert_close(grads[i].float(), (1 + 0.5 * (i + 1) * term).to(w.dtype).float(), rtol=1e-2, atol=1e-6)
         assert (grads[i][mask] == 1).all(), "kept weights get no term"
-    return {launch.way.kind for launch in fleet._launches}
+    return {launch.way.kind for launches in fleet._ready_made.values() for launch in launches}
 
 
 def compare_bits(pattern: str) -> None:
@@ -135,13 +135,13 @@ def look_for_not_finite(dtype: torch.dtype) -> None:
     sizes, lookout = ((7, 12), (300, 16), (3, 3, 3)), Lookout()
     weights = [torch.full(size, torch.finfo(dtype).max, dtype=dtype) for size in sizes]
     word = torch.zeros(())
-    lookout.look(weights, word)
+    lookout.look(weights, word, sizes)
     assert word == 0, "the largest finite number is finite"
     for weight in weights:
         for value in (torch.inf, -torch.inf, torch.nan):
             before = weight.view(-1)[-1].clone()
             weight.view(-1)[-1] = value
-            lookout.look(weights, word)
+            lookout.look(weights, word, sizes)
             assert not word.isfinite(), (dtype, weight.shape, value)
             weight.view(-1)[-1] = before
             word.zero_()

@@ -19,16 +19,18 @@ class Lookout:
     """Looks for Inf and NaN in many weights, step after step: one launch for each type."""
 
     def __init__(self) -> None:
-        self._key: list[Any] = []
+        self._layout: Any = None
         self._launches: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # table, block_weight, first_block, a weight of the type
 
-    def look(self, weights: Sequence[Tensor], word: Tensor) -> None:
-        """`word`, one fp32 on the device, becomes Inf if any weight holds Inf or NaN, and else stays as it is."""
+    def look(self, weights: Sequence[Tensor], word: Tensor, layout: object) -> None:
+        """`word`, one fp32 on the device, becomes Inf if any weight holds Inf or NaN, and else stays as it is.
+
+        `layout` is an object of the caller's, the same for as long as weights lie where they lay and are of the same types and sizes.
+        """
         from .triton_masks import not_finite_kernel
 
-        key = [(w.data_ptr(), w.dtype, w.numel()) for w in weights]
-        if key != self._key:
-            self._key, self._launches = key, self._plan(weights)
+        if layout is not self._layout:
+            self._layout, self._launches = layout, self._plan(weights)
         with at(word.device):
             for table, block_weight, first_block, like in self._launches:
                 not_finite_kernel[(len(block_weight),)](

@@ -1,8 +1,8 @@
 """Runs the Triton kernels over all weights of a model in a few launches, one for each pattern, stride and type.
 
-Addresses travel to the device in a small table. It is kept, and sent again only when an address has changed, which in a steady
-training loop is rare: the allocator hands out the same blocks step after step. So the host's work in a step is to compare
-addresses and to launch.
+Addresses travel to the device in a small table. Tables are kept: in a steady training loop the allocator hands out the same blocks again,
+in the next step or, where gradients live until those of the next step are there, in the one after it. So the host's work in a step is to
+compare addresses and to launch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from .ways import FIXED_STRIDES, Task, Way, way_for
 
 __all__ = ["Fleet", "at", "axis_stride", "bits_bytes", "bits_lane", "constants", "fills_memory", "hold", "lie_alike", "sent", "unpack_bits"]
 
+_TABLES = 16  # that a fleet keeps
 _BITS_TYPE = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}
 
 
@@ -108,9 +109,8 @@ class Fleet:
 
     def __init__(self) -> None:
         self._layout: object = None
-        self._addresses: list[int] = []
-        self._aligned: list[bool] = []
-        self._launches: list[_Launch] = []
+        self._plans: dict[tuple[bool, ...], list[_Launch]] = {}  # for this layout, by which weights are aligned
+        self._ready_made: dict[tuple[int, ...], list[_Launch]] = {}  # with tables on the device, by addresses
         self._numbers: dict[tuple[float, ...], Tensor] = {}
         self.verdict: Any = None  # which kernel serves which weight: see `ops`
 
@@ -187,28 +187,44 @@ class Fleet:
     def _ready(self, groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], task: Task, layout: object = None) -> list[_Launch]:
         """The launches for these tensors, with tables that hold their addresses."""
         if layout is None:
-            layout = task, [(w.dtype, w.shape, w.stride()) for w in columns[0]], [t.dtype for t in columns[1]], list(groupings)
+            looks = [(w.dtype, w.shape, w.stride()) for w in columns[0]]
+            layout = task, columns[0][0].device, looks, [t.dtype for t in columns[1]], list(groupings)
             addresses = [t.data_ptr() for column in columns for t in column]
         else:
             addresses = [t.data_ptr() for t in columns[1]]
-        if addresses != self._addresses or layout != self._layout:
-            walked = columns if task == "step" else columns[:2]
-            aligned = [all(column[i].data_ptr() % 16 == 0 for column in walked) for i in range(len(columns[0]))]
-            if layout != self._layout or aligned != self._aligned:
-                self._launches, self._layout, self._aligned = _plan(groupings, columns, aligned, task), layout, aligned
-            self._send(columns)
-            self._addresses = addresses
-        for launch in self._launches:
-            hold(launch.table, launch.block_weight, launch.first_block)
-        return self._launches
+        if layout != self._layout:
+            self._layout, self._plans, self._ready_made = layout, {}, {}
+        # A graph sends its own tables, at every replay and not before, so nobody else may read them.
+        capturing = columns[0][0].is_cuda and torch.cuda.is_current_stream_capturing()
+        launches = None if capturing else self._ready_made.get(tuple(addresses))
+        if launches is None:
+            launches = self._with_tables(self._plan(groupings, columns, task, capturing), columns)
+            if capturing:
+                _HELD.extend(tensor for launch in launches for tensor in (launch.block_weight, launch.first_block))
+            else:
+                if len(self._ready_made) == _TABLES:  # addresses that do not come again
+                    self._ready_made.clear()
+                self._ready_made[tuple(addresses)] = launches
+        return launches
 
-    def _send(self, columns: list[Sequence[Tensor]]) -> None:
-        for launch in self._launches:
+    def _plan(self, groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], task: Task, capturing: bool) -> list[_Launch]:
+        walked = columns if task == "step" else columns[:2]
+        aligned = tuple(all(column[i].data_ptr() % 16 == 0 for column in walked) for i in range(len(columns[0])))
+        plan = self._plans.get(aligned) or _plan(groupings, columns, aligned, task)
+        if not capturing:
+            self._plans[aligned] = plan
+        return plan
+
+    @staticmethod
+    def _with_tables(plan: list[_Launch], columns: list[Sequence[Tensor]]) -> list[_Launch]:
+        launches = []
+        for launch in plan:
             rows = [
                 [lanes, launch.stride, i, *(column[i].data_ptr() for column in columns)]
                 for i, lanes in zip(launch.members, launch.lanes, strict=True)
             ]
-            launch.table = sent(torch.tensor(rows, dtype=torch.int64), columns[0][0].device)
+            launches.append(replace(launch, table=sent(torch.tensor(rows, dtype=torch.int64), columns[0][0].device)))
+        return launches
 
     def numbers(self, values: Sequence[float], device: torch.device) -> Tensor:
         """`values` on the device; sent once."""
@@ -242,7 +258,7 @@ def sent(on_host: Tensor, device: torch.device) -> Tensor:
     return arriving
 
 
-def _plan(groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], aligned: list[bool], task: Task) -> list[_Launch]:
+def _plan(groupings: Sequence[Grouping], columns: list[Sequence[Tensor]], aligned: Sequence[bool], task: Task) -> list[_Launch]:
     """Weights that one launch can serve go together: same pattern, same stride, same types, same way to their groups."""
     weights, others = columns[0], columns[1]
     together: dict[Any, list[int]] = defaultdict(list)

@@ -39,7 +39,8 @@ class Driver:
         self.owned = [OwnedWeight(site, param, 0.0, True) for site, param in self.follow]  # as they were in the last step
         self.named_for: Sequence[OwnedWeight] = ()
         self.named: list[tuple[str, Tensor]] = []
-        self.known: list[tuple[int, ...]] = []
+        self.known: list[dict[str, Any]] = []
+        self.known_params: list[list[Tensor]] = []
         self.groups: dict[int, dict[str, Any]] = {}
         self.current: Step | None = None
         self.watch = FiniteWatch()
@@ -110,7 +111,7 @@ class Driver:
         with torch.no_grad():
             step = step or self._step()  # None where the optimizer has not called its closure
             self.method.after_step(step)
-            if len(step.weights) != len(self.named_for) or not all(map(operator.is_, step.weights, self.named_for)):  # in few steps
+            if not _are_same(step.weights, self.named_for):  # in few steps
                 self.named_for, self.named = step.weights, [(owned.site.key, owned.param) for owned in step.weights]
             told = [] if self.one_pass is None else self.one_pass.moved
             named = [self.named[i] for i in self.one_pass.rest] if self.one_pass and told else self.named
@@ -137,12 +138,20 @@ class Driver:
         return Step(self.number + 1, weights, resting, getattr(self.optimizer, "grad_scale", None), memory=self.memory, fleet=self.fleet)
 
     def _groups(self) -> dict[int, dict[str, Any]]:
-        """The optimizer's group of each parameter, by id. Made again only when a list of parameters has changed."""
-        now = [(id(group), *map(id, group["params"])) for group in self.optimizer.param_groups]
-        if now != self.known:
-            self.known = now
-            self.groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        """The optimizer's group of each parameter, by id. Made again only when a group or its parameters have changed."""
+        groups = self.optimizer.param_groups
+        if not (_are_same(groups, self.known) and all(map(_are_same, map(_PARAMS, groups), self.known_params))):
+            self.known, self.known_params = list(groups), [list(group["params"]) for group in groups]
+            self.groups = {id(p): group for group in groups for p in group["params"]}
         return self.groups
+
+
+_PARAMS = operator.itemgetter("params")
+
+
+def _are_same(these: Sequence[object], those: Sequence[object]) -> bool:
+    """Whether two lists hold the very same objects. No loop of Python's own: an optimizer may have a thousand parameters."""
+    return len(these) == len(those) and all(map(operator.is_, these, those))
 
 
 def _check_still_trained(site: Site, param: nn.Parameter) -> None:

@@ -60,7 +60,7 @@ class FiniteWatch:
                     self._name(named, step)
                 continue
             if way == "triton":
-                largest = self._post(members[0].device).look(members)
+                largest = self._post(members[0].device).look(members, places)
             else:
                 largest = torch.stack(torch._foreach_norm(members, math.inf)).amax()
             self._take(largest, step, self._last, capturing)
@@ -154,8 +154,8 @@ class _Post:
         self._arriving: deque[tuple[int, int]] = deque()  # steps and their slots
         self._sent = 0
 
-    def look(self, weights: list[Tensor]) -> Tensor:
-        self._lookout.look(weights, self.word)
+    def look(self, weights: list[Tensor], layout: object) -> Tensor:
+        self._lookout.look(weights, self.word, layout)
         return self.word
 
     def send(self, largest: Tensor, step: int) -> None:

@@ -75,6 +75,7 @@ class _Plan:
     key: list[Any]
     parts: list[_Part]
     rest: list[int]
+    ids: frozenset[int]  # of the weights in `parts`
 
 
 class OnePass:
@@ -88,12 +89,12 @@ class OnePass:
         self._watch = watch
         self._theirs = self._optimizer._init_group
         vars(optimizer)["_init_group"] = self._init_group
-        self._plan = _Plan([], [], [])
+        self._plan = _Plan([], [], [], frozenset())
         self._squads: dict[tuple[Rule, torch.device], Squad] = {}
         self._term = Term(0.0, "weight", False)
         self._weights: Sequence[_Weight] = ()
         self._grads: list[Tensor | None] = []
-        self._ids: set[int] = set()  # of the weights that are to be moved in this step
+        self._ids: frozenset[int] = frozenset()  # of the weights that are to be moved in this step
         self._begun: dict[int, nn.Parameter] = {}  # whose momentum begins in this step
 
     def remove(self) -> None:
@@ -107,9 +108,9 @@ class OnePass:
 
         None are kept back from a step that is `compiled`: that asks `_init_group` while it is traced, and never again.
         """
-        self._ids, self._begun, self.moved, self.rest = set(), {}, [], list(range(len(weights)))
+        self._ids, self._begun, self.moved, self.rest = frozenset(), {}, [], list(range(len(weights)))
         if compiled and term is not None:
-            self._plan = _Plan([], [], [])
+            self._plan = _Plan([], [], [], frozenset())
             self._tell({site.key: "optimizer.step is compiled" for site, _, _ in weights}, len(weights))
         if compiled or term is None:
             return self.rest
@@ -120,7 +121,7 @@ class OnePass:
             key.append((kinds[id(group)], site.grouping, *self._look(param, grad)))
         if key != self._plan.key:
             self._plan = self._make_plan(key, weights)
-        self._ids = {id(param) for part in self._plan.parts for _, param in part.named}
+        self._ids = self._plan.ids
         self.rest = self._plan.rest
         return self.rest
 
@@ -145,7 +146,8 @@ class OnePass:
                 rest.append(i)
                 unserved[site.key] = reason
         self._tell(unserved, len(weights))
-        return _Plan(key, list(together.values()), rest)
+        ids = frozenset(id(param) for part in together.values() for _, param in part.named)
+        return _Plan(key, list(together.values()), rest, ids)
 
     def _tell(self, unserved: dict[str, str], weights: int) -> None:
         """Note which weights are not served, and warn of it once."""
@@ -184,7 +186,7 @@ class OnePass:
             return self._theirs(group, *lists)
         answer = self._theirs({**group, "params": [p for p in group["params"] if id(p) not in self._ids]}, *lists)
         if group is self._optimizer.param_groups[-1]:
-            self._ids = set()
+            self._ids = frozenset()
             for part in self._plan.parts:
                 self._move(part)
         return answer
@@ -266,7 +268,7 @@ class OnePass:
         """Raise where the step has not come by for the weights that were kept back: they are not moved, or without their term."""
         if self._ids:
             left = next(site.key for site, param, _ in self._weights if id(param) in self._ids)
-            self._ids = set()
+            self._ids = frozenset()
             raise OptimizerError(
                 f"optimizer.step() has passed by {left} and {len(self._plan.parts[0].named) - 1} more, which fused=True keeps for a kernel "
                 "in its middle: the step was compiled or replaced after attach; leave it as it is, or attach without fused=True"
