@@ -22,6 +22,20 @@ from .ways import way_for
 __all__ = ["compiled_masked", "mask", "masked", "refine_all_", "register_operator"]
 
 
+_FLEETS: dict[tuple[int, Grouping], Fleet] = {}  # of layers that are masked by themselves, by where their weights lie
+
+
+def _fleet_of(weight: Tensor, grouping: Grouping) -> Fleet:
+    """The fleet that has served a weight at this place before. It looks itself whether anything else is new."""
+    key = weight.data_ptr(), grouping
+    fleet = _FLEETS.get(key)
+    if fleet is None:
+        if len(_FLEETS) == 4096:  # weights that have gone
+            _FLEETS.clear()
+        fleet = _FLEETS[key] = Fleet()
+    return fleet
+
+
 def mask(weight: Tensor, grouping: Grouping) -> Tensor:
     """True where kept."""
     weight = weight.detach()
@@ -30,7 +44,7 @@ def mask(weight: Tensor, grouping: Grouping) -> Tensor:
         return cpu.mask(weight, grouping.pattern.n, grouping.pattern.m, _stride(weight, grouping))
     if path == "triton":
         out = torch.empty_like(weight, dtype=torch.bool)
-        Fleet().flags_into([weight], [grouping], [out])
+        _fleet_of(weight, grouping).flags_into([weight], [grouping], [out])
         return out
     return grouping.mask(weight)
 
@@ -43,7 +57,7 @@ def masked(weight: Tensor, grouping: Grouping, dtype: torch.dtype | None = None)
         return cpu.masked(weight, grouping.pattern.n, grouping.pattern.m, _stride(weight, grouping)).to(dtype)
     if path == "triton":
         out = torch.empty_like(weight, dtype=dtype)
-        Fleet().masked_into([weight], [grouping], [out])
+        _fleet_of(weight, grouping).masked_into([weight], [grouping], [out])
         return out
     return torch.where(grouping.mask(weight), weight, 0.0).to(dtype)
 
