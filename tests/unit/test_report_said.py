@@ -33,6 +33,18 @@ def test_what_is_printed_has_mean_and_spread_of_each_configuration(tmp_path):
     assert "1 of 2" in table([runs[0], unfinished])
 
 
+def test_final_metrics_are_of_the_average_where_there_is_one(tmp_path):
+    plain, averaged = finished(tmp_path / "plain", 0, 70.0, 8), [dict(event) for event in EVENTS]
+    averaged[-1]["metrics"] = {"accuracy": 80.0, "ema_accuracy": 85.0}
+    said = "inal metrics are of the moving average of the weights, where a run has one"
+    assert said not in table([plain])
+    assert said not in write_report([plain], tmp_path / "out").read_text()
+    run = write_run(tmp_path / "averaged", averaged, 0)
+    assert re.split(r"  +", table([run]).splitlines()[1])[2] == "85.00"
+    assert said in table([run]).splitlines()[-1]
+    assert said in write_report([run], tmp_path / "out2").read_text()
+
+
 def test_a_command_that_made_several_runs_is_listed_once(tmp_path):
     same = ["nofm", "train", "tiny", "--seeds", "2"]
     runs = [write_run(tmp_path / f"s{seed}", seed=seed, command=same) for seed in (0, 1)]

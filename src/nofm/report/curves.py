@@ -7,7 +7,19 @@ from collections.abc import Iterable
 
 from .read import Event, Run
 
-__all__ = ["best", "evals", "final", "flip_rate", "flip_rate_by_layer", "higher_is_better", "metric_names", "sad", "sad_by_layer", "train"]
+__all__ = [
+    "averages",
+    "best",
+    "evals",
+    "final",
+    "flip_rate",
+    "flip_rate_by_layer",
+    "higher_is_better",
+    "metric_names",
+    "sad",
+    "sad_by_layer",
+    "train",
+]
 
 Curve = dict[int, float]
 
@@ -37,14 +49,20 @@ def higher_is_better(metric: str) -> bool:
 
 
 def final(run: Run, metric: str) -> float | None:
-    """The metric at the end: what the end says, or else the last evaluation, that of the moving average first."""
+    """The metric at the end, of the moving average where a run has one: what the end says, or else the last evaluation."""
     for event in reversed(run.of("end")):
-        if metric in event.data["metrics"]:
-            return _number(event.data["metrics"][metric])
+        for name in (f"ema_{metric}", metric):
+            if name in event.data["metrics"]:
+                return _number(event.data["metrics"][name])
     for ema in (True, False):
         if curve := evals(run, metric, ema):
             return list(curve.values())[-1]
     return None
+
+
+def averages(run: Run) -> bool:
+    """Whether a run has ended with a moving average of its weights."""
+    return any(name.startswith("ema_") for event in run.of("end") for name in event.data["metrics"])
 
 
 def best(run: Run, metric: str) -> float | None:

@@ -122,7 +122,9 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
     rows = [
         {"colour": series_colour(i), "label": group.label, "cells": [cell(group) for _, cell in columns]} for i, group in enumerate(groups)
     ]
-    return {"header": ["configuration", *(name for name, _ in columns)], "rows": rows, "picture": _run_by_run(groups, metrics, units)}
+    averaged = any(curves.averages(run) for group in groups for run in group.runs)
+    header = ["configuration", *(name for name, _ in columns)]
+    return {"header": header, "rows": rows, "picture": _run_by_run(groups, metrics, units), "averaged": averaged}
 
 
 def kept_share(of: str, group: Group) -> str:

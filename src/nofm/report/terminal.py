@@ -36,5 +36,8 @@ def table(runs: Sequence[Path | str]) -> str:
         rows.append([group.label, str(seeds), final, *elsewhere, *(kept_share(of, group) for of in KEPT.values()), moved])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip() for row in rows]
-    spread = any(len(group.finished) > 1 for group in groups)
-    return "\n".join([*lines, *(["mean ± standard deviation over seeds"] if spread else [])])
+    if any(len(group.finished) > 1 for group in groups):
+        lines.append("mean ± standard deviation over seeds")
+    if any(curves.averages(run) for group in groups for run in group.runs):
+        lines.append("final metrics are of the moving average of the weights, where a run has one")
+    return "\n".join(lines)
