@@ -188,13 +188,22 @@ def _lines(groups: Sequence[Group], curve: Callable[[Run], curves.Curve], suffix
     return [Line(group.label + suffix, band, series_colour(i), (i // SERIES + i + dash) % 4) for i, group, band in bands if band.steps]
 
 
+def _evaluated(groups: Sequence[Group], metric: str) -> list[Line]:
+    """Evaluations of the last weights and of their average, or of the average alone where both of many groups would be a thicket."""
+    plain = _lines(groups, partial(curves.evals, metric=metric))
+    alone = not plain or (
+        2 * len(plain) > SERIES and all(group.band(partial(curves.evals, metric=metric, ema=True)).steps for group in groups)
+    )
+    averaged = _lines(groups, partial(curves.evals, metric=metric, ema=True), ", moving average" if plain else "", 0 if alone else 1)
+    return averaged if alone else plain + averaged
+
+
 def learning(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> list[Picture]:
     """Every metric of the evaluations, then the training loss."""
     pictures = []
     for metric in metrics:
         unit, loss = units[metric], metric.endswith("loss")
-        lines = _lines(groups, partial(curves.evals, metric=metric))
-        lines += _lines(groups, partial(curves.evals, metric=metric, ema=True), ", moving average" if lines else "", 1 if lines else 0)
+        lines = _evaluated(groups, metric)
         title = f"Evaluation {unit.words}" if loss else unit.title
         limits = None if loss else focus([line.band for line in lines], curves.higher_is_better(metric))
         caption = "On held-out data." + ("" if limits is None else " The first steps lie outside the axis.") + " Logarithmic axis." * loss

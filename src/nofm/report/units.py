@@ -35,7 +35,7 @@ class Unit:
     def number(self, value: float | None) -> str:
         if value is None or not math.isfinite(value):
             return NONE
-        return f"{value:.2f}" if self.unit == "%" else f"{value:.4g}"
+        return f"{value:.2f}" if self.unit == "%" or "BLEU" in self.words else f"{value:.4g}"
 
     def stat(self, found: Stat | None) -> str:
         """mean ± spread, without the unit."""
