@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from nofm.cli.main import main
+from nofm.engine import machine
 from nofm.engine import train as engine_train
 from nofm.version import __version__
 
@@ -30,8 +31,8 @@ def lines(folder: Path) -> list[dict[str, str]]:
 
 
 def test_a_study_from_start_to_table(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(engine_train, "source_commit", lambda: None)  # as where nofm is installed
-    monkeypatch.setattr(engine_train, "workdir_commit", lambda: "fedcba98+")
+    monkeypatch.setattr(machine, "source_commit", lambda: None)  # as where nofm is installed
+    monkeypatch.setattr(machine, "workdir_commit", lambda: "fedcba98+")
     assert study("fig3", tmp_path, "--seeds", "2") == 0
     rows = table(tmp_path / "fig3")
     assert list(rows) == ["dense", "STE 1:16"]
@@ -54,6 +55,17 @@ def test_a_study_from_start_to_table(tmp_path, monkeypatch, capsys):
     assert claims[0]["verdict"] in ("holds", "fails", "open")
     assert (tmp_path / "fig3" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "| dense |" in capsys.readouterr().out
+
+
+def test_two_processes_make_the_runs_that_one_makes(tmp_path, capfd):
+    assert study("fig3", tmp_path / "one") == 0
+    assert study("fig3", tmp_path / "two", "--processes", "2") == 0
+    one, two = ({name: row["score"] for name, row in table(tmp_path / part / "fig3").items()} for part in ("one", "two"))
+    assert one == two
+    assert "[2/2] STE 1:16, seed 0: accuracy" in capfd.readouterr().out.rpartition("2 to go")[2], "each says when it ends"
+    before = (tmp_path / "two" / "runs" / "dense-1of16" / "seed-0" / "run.json").stat().st_mtime_ns
+    assert main(["study", "fig3", "--out", str(tmp_path / "two"), "--processes", "2"]) == 0
+    assert (tmp_path / "two" / "runs" / "dense-1of16" / "seed-0" / "run.json").stat().st_mtime_ns == before
 
 
 @pytest.fixture
@@ -118,6 +130,7 @@ def test_only_some_rows_and_only_the_table(tmp_path):
         (["fig3", "--on", "digits", "--out", "x", "--order", "rows"], "--order rows: must be seed or row"),
         (["fig3", "--on", "digits"], "study: say where its runs go: --out DIR"),
         (["fig3", "--on", "digits", "--out", "x", "--lanes", "0"], "--lanes 0: must be a whole number above 0"),
+        (["fig3", "--on", "digits", "--out", "x", "--processes", "two"], "--processes two: must be a whole number above 0"),
         (["fig3", "--on", "digits", "--out", "x", "--rows", "SRSTE*"], "--rows SRSTE*: matches none of dense, STE 1:16"),
         (["fig3", "--on", "digits", "--out", "x", "--engine.epoch", "3"], "--engine.epoch: no such option"),
     ],

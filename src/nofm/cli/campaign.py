@@ -111,11 +111,13 @@ def train_rows(
     *,
     by_row: bool,
     lanes: int,
+    processes: int,
     stop: StopRequest,
     known: Container[tuple[str, int]] = (),
 ) -> str | None:
     """Train what is not finished and not among `known` (configuration and seed); returns what there is to say about runs that failed.
     Raises `Stopped` when asked to stop."""
+    from ..engine.apart import train_apart
     from ..engine.train import Job, train_together
     from ..engine.validate import check
 
@@ -129,7 +131,10 @@ def train_rows(
         sink = _LastWords(f"[{number}/{len(left)}] {row.label}, seed {seed}")
         jobs.append(Job(dataclasses.replace(row.config, seed=seed), run, on, typed, resume=True, sinks=[sink]))
     print(f"{len(rows) * len(seeds) - len(jobs)} runs are finished, {len(jobs)} to go", flush=True)
-    results = train_together(jobs, lanes=lanes, stop=stop)
+    if processes > 1:
+        results = train_apart(jobs, processes=processes, lanes=lanes, stop=stop)
+    else:
+        results = train_together(jobs, lanes=lanes, stop=stop)
     errors = [(job.out, result) for job, result in zip(jobs, results, strict=True) if not isinstance(result, dict)]
     return f"{len(errors)} of {len(jobs)} runs failed; the first is {errors[0][0]}: {errors[0][1]}" if errors else None
 

@@ -17,7 +17,7 @@ from .options import pairs_of, positive
 
 __all__ = ["completed"]
 
-_OF_ONE_COMMAND = ("out", "into", "rows", "without", "order", "lanes", "limit", "table")
+_OF_ONE_COMMAND = ("out", "into", "rows", "without", "order", "lanes", "processes", "limit", "table")
 
 _Options: TypeAlias = dict[str, list[str]]  # by key without its dashes: the texts that follow it
 

@@ -23,8 +23,8 @@ from .words import taken
 
 __all__ = ["command"]
 
-_HELP = """usage: nofm study NAME... --on RECIPE --out DIR [--seeds COUNT] [--lanes COUNT] [--rows GLOB] [--without GLOB] [--order seed|row]
-                  [--limit MINUTES] [--table] [--into DIR] [--group.key VALUE ...]
+_HELP = """usage: nofm study NAME... --on RECIPE --out DIR [--seeds COUNT] [--lanes COUNT] [--processes COUNT] [--rows GLOB]
+                  [--without GLOB] [--order seed|row] [--limit MINUTES] [--table] [--into DIR] [--group.key VALUE ...]
 
 Trains every row of tables and figures and writes each table (mean, spread, number of seeds), its figure and what became of the
 claims. Rows that several studies share are trained once. To go on after an interruption, nofm study NAME... --out DIR is enough: what
@@ -33,6 +33,8 @@ is finished is skipped, and options that are not given are those that the runs i
   --on RECIPE      what to train on; all options of nofm train RECIPE may follow (nofm train RECIPE --help lists them)
   --seeds COUNT    runs of each row, with seeds from --seed on
   --lanes COUNT    runs that share a GPU (default 4; on a CPU runs come one after another)
+  --processes COUNT
+                   processes that share the runs, each with its lanes (default 1): for steps that wait for the host, as detectors' do
   --rows GLOB      train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"
   --without GLOB   train all but the rows whose label matches, such as "lottery*", which take five times as long
   --order ORDER    seed (default): all rows with the first seed, then with the second; row: all seeds of a row together
@@ -54,6 +56,7 @@ class _Wishes:
 
     on: str
     lanes: int
+    processes: int
     rows: str
     without: str
     by_row: bool
@@ -90,7 +93,12 @@ def command(args: list[str]) -> int:
         if not wishes.only_table:
             seeds = range(base.seed, base.seed + options.seeds)
             typed = ["nofm", "study", *args]
-            how: dict[str, Any] = {"by_row": wishes.by_row, "lanes": wishes.lanes, "known": known_runs(wishes.into or out)}
+            how: dict[str, Any] = {
+                "by_row": wishes.by_row,
+                "lanes": wishes.lanes,
+                "processes": wishes.processes,
+                "known": known_runs(wishes.into or out),
+            }
             try:
                 trouble = train_rows(out, wishes.on, typed, rows, seeds, stop=stop, **how)
             except Stopped as stopped:
@@ -131,18 +139,21 @@ def _wishes(args: list[str]) -> tuple[_Wishes, list[str]]:
         args, "--on", missing=f"study: {{key}} is missing: nofm study NAME... --on RECIPE --out DIR; recipes are {', '.join(RECIPES)}"
     )
     lanes, args = taken(args, "--lanes", "4")
+    processes, args = taken(args, "--processes", "1")
     rows, args = taken(args, "--rows", "*")
     without, args = taken(args, "--without", "")
     order, args = taken(args, "--order", "seed")
     limit, args = taken(args, "--limit", "")
     into, args = taken(args, "--into", "")
-    if not lanes.isdigit() or int(lanes) < 1:
-        raise ConfigError(f"--lanes {lanes}: must be a whole number above 0")
+    for key, text in (("--lanes", lanes), ("--processes", processes)):
+        if not text.isdigit() or int(text) < 1:
+            raise ConfigError(f"{key} {text}: must be a whole number above 0")
     if order not in ("seed", "row"):
         raise ConfigError(f"--order {order}: must be seed or row")
     minutes = _minutes(limit) if limit else None
     rest = [arg for arg in args if arg != "--table"]
-    return _Wishes(on, int(lanes), rows, without, order == "row", minutes, len(rest) < len(args), Path(into) if into else None), rest
+    only_table, folder = len(rest) < len(args), Path(into) if into else None
+    return _Wishes(on, int(lanes), int(processes), rows, without, order == "row", minutes, only_table, folder), rest
 
 
 def _minutes(text: str) -> float:

@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["Disk", "HeldError", "make_folder", "remove", "write_file"]
@@ -161,7 +162,8 @@ def make_folder(disk: Disk, path: Path) -> None:
         return
     except FileNotFoundError:
         make_folder(disk, path.parent)
-        disk.mkdir(path)
+        with suppress(FileExistsError):  # another process was quicker
+            disk.mkdir(path)
     disk.sync_dir(path.parent)
 
 
