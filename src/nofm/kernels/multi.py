@@ -229,12 +229,16 @@ class Fleet:
     def numbers(self, values: Sequence[float], device: torch.device) -> Tensor:
         """`values` on the device; sent once."""
         key = tuple(values)
-        if key not in self._numbers or self._numbers[key].device != device:
+        found = self._numbers.get(key)
+        if found is None or found.device != device:
+            found = sent(torch.tensor(key, dtype=torch.float32), device)
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return found  # nobody else may read it: a graph sends it at every replay, and not before
             if len(self._numbers) > 64:  # learning rates that change at every step
                 self._numbers.clear()
-            self._numbers[key] = sent(torch.tensor(key, dtype=torch.float32), device)
-        hold(self._numbers[key])
-        return self._numbers[key]
+            self._numbers[key] = found
+        hold(found)
+        return found
 
 
 # What a CUDA graph reads again at every replay. A graph does not say when it goes, and a table has some kilobytes: kept for good.
