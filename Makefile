@@ -1,5 +1,5 @@
 # Two commands for a fresh machine with Python 3.11+, make and a C compiler. Each makes its own environment in .venv.
-#   make demo   trains dense, STE and SR-STE networks on real digits, ten seeds each, on the CPU, and compares them: about a minute
+#   make demo   trains dense, STE and SR-STE networks on real digits, ten seeds each, on the CPU, and compares them: about 80 s
 #   make test   checks style, types and rooms, then runs the tests
 PYTHON ?= python3
 BIN := .venv/bin

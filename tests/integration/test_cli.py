@@ -269,6 +269,10 @@ def test_check_of_a_run_against_a_pattern_judges_the_layers_that_it_made_sparse(
     assert "not checked: stayed dense in this run, classifier (preset default)" in said["fc.weight"]
     assert said["conv2.weight"].split()[2] == "1:16"
     assert main(["check", str(run / "model.safetensors"), "--pattern", "1:16"]) == 1, "a file does not say which layers should be"
+    assert "If conv1.weight, fc.weight should be dense: --skip conv1.weight fc.weight" in capsys.readouterr().out
+    assert main(["check", str(run / "model.safetensors"), "--pattern", "1:16", "--skip", "conv1", "fc.weight"]) == 0
+    assert "rule 'conv1' keeps it dense" in capsys.readouterr().out
+    assert main(["check", str(run / "model.safetensors"), "--skip", "fc"]) == 2
 
     copied = tmp_path / "run"
     copied.mkdir()

@@ -45,6 +45,15 @@ def test_final_metrics_are_of_the_average_where_there_is_one(tmp_path):
     assert said in write_report([run], tmp_path / "out2").read_text()
 
 
+@pytest.mark.parametrize(("decay", "told"), [(0.999, True), (0.5, False)])
+def test_an_average_of_more_steps_than_there_were_is_told(tmp_path, decay, told):
+    averaged = [dict(event) for event in EVENTS]
+    averaged[-1]["metrics"] = {"accuracy": 80.0, "ema_accuracy": 1.0}
+    run = write_run(tmp_path / "run", averaged, config={"engine": {"ema": decay}})
+    said = "after 20 steps with a decay of 0.999 the average of weights is still 98% the first ones"
+    assert (said in write_report([run], tmp_path / "out").read_text()) == told
+
+
 def test_a_command_that_made_several_runs_is_listed_once(tmp_path):
     same = ["nofm", "train", "tiny", "--seeds", "2"]
     runs = [write_run(tmp_path / f"s{seed}", seed=seed, command=same) for seed in (0, 1)]

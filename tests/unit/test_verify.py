@@ -49,7 +49,7 @@ def test_a_dense_method_is_told_apart():
     assert not report.ok
     assert report["weight"].all_ones
     assert report["weight"].violations == 16
-    assert "mask is all ones" in report["weight"].note
+    assert report["weight"].note == "nothing is pruned"
 
 
 def test_counts_violating_groups():
@@ -233,3 +233,24 @@ def test_a_pattern_that_is_asked_for_is_checked_as_it_is():
     assert nofm.verify({"w": weight}, "1:16").ok
     assert nofm.verify({"w": weight}, {"w": "1:1"})["w"].unstructured, '"1:1" says which layers, not where'
     assert nofm.verify({"w": torch.zeros(4, 16)})["w"].note == "unstructured, 100.0% zeros"
+
+
+@pytest.mark.parametrize(("broken", "found"), [(0, "2:4"), (1, "2:4"), (10, "2:4"), (30, None)])
+def test_a_few_groups_that_break_a_pattern_are_its_violations(broken, found):
+    torch.manual_seed(0)
+    weight = torch.randn(64, 64)
+    weight = torch.where(nofm.mask(weight, "2:4"), weight, 0.0)
+    weight.view(-1, 4)[:broken] = 1.0  # of 1,024 groups
+    report = nofm.verify({"w": weight})
+    assert (str(report["w"].pattern) if report["w"].pattern else None) == found
+    assert report["w"].violations == (broken if found else 0)
+    assert report.ok == (broken == 0)
+    assert report["w"].unstructured == (found is None)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8, 0.9, 0.95, 0.99])
+def test_zeros_by_chance_are_no_pattern_with_violations(share):
+    torch.manual_seed(0)
+    weight = torch.randn(256, 256)
+    weight[torch.rand(256, 256) < share] = 0.0
+    assert nofm.verify({"w": weight})["w"].unstructured

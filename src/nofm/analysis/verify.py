@@ -5,8 +5,9 @@ tensor and never unpickled. Without a pattern it says which one each weight has.
 sign of pruning that silently did not happen, is told apart from one that breaks the pattern here and there.
 
 Zeros anywhere fulfil some N:M by chance: of a network pruned to 10 % without structure, no 32 neighbours hold more than 12 weights
-or so, which is no 12:32 network. So a pattern counts as found where groups fill it, half of them at least; all else with zeros is
-unstructured, and so are the layers of a model that were marked "1:1". A pattern that is asked for is checked as it is.
+or so, which is no 12:32 network. So a pattern counts as found where groups fill it, half of them at least, and no more than one in a
+hundred breaks it: those are its violations. All else with zeros is unstructured, and so are the layers of a model that were marked
+"1:1". A pattern that is asked for is checked as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Verifiable: TypeAlias = nn.Module | Mapping[str, Tensor] | str | Path
 # Patterns that are looked for when none is given: any N with these M, smallest share of weights first.
 _USUAL_M = (2, 4, 8, 16, 32)
 
-_ALL_ONES = "nothing is pruned: its mask is all ones"
+_STRAYS = 0.01  # share of groups that may break a pattern which the others have
+_ALL_ONES = "nothing is pruned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,8 @@ def _report(name: str, weight: Tensor, wanted: Pattern | None, axis: int | None 
 
 
 def _pattern_of(weight: Tensor, axis: Axis) -> Pattern | None:
-    """The N:M with the fewest kept weights, then the smallest M, that `weight` has along `axis` and that half of its groups fill."""
+    """The N:M with the fewest kept weights, then the smallest M, that `weight` has along `axis`, but for strays, and that half of its
+    groups fill."""
     best, kept, out = None, weight != 0, 1 if axis == 0 else 0
     kept = kept.movedim(out, 0)[kept.movedim(out, 0).flatten(1).any(1)].movedim(0, out)  # outputs that died say nothing of groups
     for m in _USUAL_M:
@@ -204,9 +207,9 @@ def _pattern_of(weight: Tensor, axis: Axis) -> Pattern | None:
         if grouping.row_size(weight.shape) % m or not kept.numel():
             break
         counts_G = grouping.split(kept).sum(-1)
-        n = int(counts_G.max())
-        filled = (counts_G == n).to(torch.float64).mean() >= 0.5
-        if n < m and filled and (best is None or n / m < best.density):
+        share_C = torch.bincount(counts_G.flatten(), minlength=m + 1).double() / counts_G.numel()  # of groups by how many they keep
+        n = int((share_C.flip(0).cumsum(0).flip(0)[1:] > _STRAYS).sum())  # the largest number that more than strays reach
+        if n < m and share_C[n] >= 0.5 and (best is None or n / m < best.density):
             best = Pattern(f"{n}:{m}")
     return best
 

@@ -77,6 +77,7 @@ def _common_folder(runs: Sequence[Path]) -> Path:
 def check(
     file: Positional[Annotated[Path, arg(metavar="FILE")]],
     pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
+    skip: Annotated[tuple[str, ...], arg(metavar="GLOB [GLOB ...]", help_behavior_hint="")] = (),
 ) -> int:
     """Is a safetensors file really N:M? Exit code 1 if not.
 
@@ -84,14 +85,19 @@ def check(
         file: The safetensors file, or a run folder for the weights that the run has ended with.
         pattern: Check every weight against this N:M, instead of finding the pattern of each; of a run folder, every layer that the run
             made sparse.
+        skip: Weights or layers that are meant to be dense, beside --pattern: "fc" "*.downsample.*".
     """
+    if skip and pattern is None:
+        raise ConfigError("--skip: leaves layers out of --pattern, which is not given; without it each weight's own pattern is found")
     weights = _weights_of(file)
     from .. import verify
 
-    found = verify(weights, pattern)
+    found = verify(weights, pattern if not skip or pattern is None else {**dict.fromkeys(skip), "*": pattern})
     if pattern is not None and weights != file:
         found = _without_dense_layers(found, file)
     print(found)
+    if pattern is not None and (dense := [w.name for w in found.weights if w.pattern is not None and w.all_ones]):
+        print(f"If {', '.join(dense[:3])}{', ...' * (len(dense) > 3)} should be dense: --skip {' '.join(dense[:3])}")
     return 0 if found.ok else 1
 
 

@@ -34,6 +34,8 @@ nofm report and nofm study --table then show. Give the same command again to go 
 
 Options of each task:
 {options}
+A classifier has the classes that it was trained on: one of digits or fashion can be measured on that, one of cifar10 also on a folder of
+its ten classes, one of a folder on any folder with the same classes.
 
 nofm evaluate runs/study --name flickr17 --data.test test_2017_flickr
 nofm evaluate runs/raft --name sintel --data.name sintel --data.root DIR
@@ -68,6 +70,8 @@ def command(args: list[str]) -> int:
                 facts = found or evaluate(plan, command=["nofm", "evaluate", *args], stop=stop, told=told)
             end = "measured before, --again measures again" if found else f"{facts['seconds']:.1f} s"
             print(f"[{number}/{len(plans)}] {plan.run}: {_numbers(facts)} ({', '.join(_files(facts))}; {end})", flush=True)
+    where = "each run" if len(plans) > 1 else plans[0].run
+    print(f"written to evaluations/{name}.json of {where}; nofm report and nofm study --table show it")
     return 0
 
 

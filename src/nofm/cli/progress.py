@@ -117,6 +117,7 @@ class Bar:
         if event["event"] == "end":
             self._progress.stop()
             self._progress.console.print(f"{self._out}: " + "  ".join(f"{n} {v:.4f}" for n, v in event["metrics"].items()))
+            self._progress.console.print(f"to look at it: nofm report {self._out}")
 
     def close(self) -> None:
         self._progress.stop()

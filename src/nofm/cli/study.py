@@ -125,7 +125,7 @@ def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, *,
                 print(file)
             print((into / name / "table.md").read_text())
             if importlib.util.find_spec("matplotlib") is None:
-                print("no figure: matplotlib is not installed, pip install 'nofm[report]'; --table draws it later")
+                print("no figure: matplotlib is not installed, pip install 'nofm[report]' (in a clone '.[report]'); --table draws it later")
         except Unfinished as error:
             unfinished.append(error)
             print(error, flush=True)

@@ -107,5 +107,7 @@ def _tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise DataError("text is cut into pieces by the package tokenizers, which is not installed: pip install 'nofm[text]'") from None
+        raise DataError(
+            "text is cut into pieces by the package tokenizers, which is not installed: pip install 'nofm[text]' (in a clone '.[text]')"
+        ) from None
     return tokenizers

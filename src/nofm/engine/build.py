@@ -107,8 +107,11 @@ def check_machine(config: RunConfig, world: World) -> None:
         raise ConfigError("engine.precision = fp16: needs a CUDA device, and this run is on the CPU; allowed here: fp32, bf16")
     for package in problem_of(config).packages:
         if importlib.util.find_spec(package) is None:
-            wanted = f"nofm[{problem_of(config).extra}]"
-            raise ConfigError(f"task.kind = {config.task.kind}: needs {package}, which is not installed: pip install '{wanted}'")
+            extra = problem_of(config).extra
+            raise ConfigError(
+                f"task.kind = {config.task.kind}: needs {package}, which is not installed: pip install 'nofm[{extra}]' "
+                f"(in a clone '.[{extra}]')"
+            )
 
 
 def uses_graphs(config: RunConfig, world: World) -> bool:

@@ -99,10 +99,10 @@ class DataConfig:
         "parallel", "multi30k", "libreoffice",
         "chairs", "sintel", "kitti", "middlebury", "stamps",
     ] = "digits"  # fmt: skip
-    """digits comes with scikit-learn; fashion reads idx files; cifar10 PNG sheets or torchvision's layout; folder reads
-    ROOT/train/CLASS/*.jpg and ROOT/val/CLASS/*.jpg, as ImageNet is laid out. detection, segmentation: coco reads the json files of the
-    splits train and val and their images, as COCO and others lay them out. translation: parallel reads ROOT/train.en and train.de,
-    test.en and test.de, plain or gzipped; multi30k its own splits; libreoffice the unpacked help packages. flow: chairs, sintel,
+    """digits comes with scikit-learn; fashion reads idx files; cifar10 PNG sheets with JSON labels, or the binary version's .bin files;
+    folder reads ROOT/train/CLASS/*.jpg and ROOT/val/CLASS/*.jpg, as ImageNet is laid out. detection, segmentation: coco reads the json
+    files of the splits train and val and their images, as COCO and others lay them out. translation: parallel reads ROOT/train.en and
+    train.de, test.en and test.de, plain or gzipped; multi30k its own splits; libreoffice the unpacked help packages. flow: chairs, sintel,
     kitti and middlebury as they are laid out; stamps ROOT/train.npz and ROOT/val.npz of examples/make_stamps.py."""
     root: str | None = None
     """Folder of the data (all but digits)."""

@@ -257,7 +257,7 @@ def _schedule(c: RunConfig) -> Complaints:
     yield from number("schedule.final", s.final, 0)
     yield from number("schedule.gamma", s.gamma, 0, 1, open_low=True)
     if length is not None and s.warmup >= length > 0:
-        yield "schedule.warmup", f"must end before the run does, after {length:g} {unit}; a shorter run needs a shorter warm-up"
+        yield "schedule.warmup", f"must end before the run does, after {length:g} {unit}; a shorter run needs a shorter --schedule.warmup"
     if s.kind == "inverse_sqrt" and s.warmup < (1 if unit == "steps" else 1e-9):
         yield "schedule.warmup", f"must be above 0 {unit} with inverse_sqrt, whose rate falls from the end of the warm-up on"
     if s.kind == "cosine" and s.final > c.optim.lr:
@@ -288,7 +288,8 @@ def _schedule(c: RunConfig) -> Complaints:
 def _engine(c: RunConfig) -> Complaints:
     e = c.engine
     if (e.epochs is None) == (e.steps is None):
-        yield "engine.epochs", "give either engine.epochs or engine.steps: " + ("both are set" if e.steps is not None else "neither is set")
+        both = "both are set; what the recipe sets is unset by none, as in --engine.steps none; its other lengths then have the new unit"
+        yield "engine.epochs", "give either engine.epochs or engine.steps: " + (both if e.steps is not None else "neither is set")
     yield from number("engine.epochs", e.epochs, 0, open_low=True)
     for name in ("steps", "batch_size", "accumulate", "keep", "log_every", "threads"):
         yield from number(f"engine.{name}", getattr(e, name), 1)

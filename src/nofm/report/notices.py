@@ -18,6 +18,7 @@ def notices(groups: Sequence[Group], names: Mapping[Path, str]) -> list[str]:
     said = [f"{names[run.folder]}: {notice}." for run in runs for notice in run.notices]
     said += [_broken_off(run, names[run.folder]) for run in runs if run.status != "finished"]
     said += [sentence for run in runs for sentence in _other_processes(run, names[run.folder])]
+    said += [sentence for run in runs for sentence in _young_average(run, names[run.folder])]
     said += [sentence for group in groups for sentence in _about(group)]
     return said + list(_conditions(runs))
 
@@ -32,6 +33,13 @@ def _other_processes(run: Run, name: str) -> Iterator[str]:
         if (before := start.data.get("processes_before")) is not None:
             now = start.data.get("processes")
             yield f"{name} went on at step {start.step:,} with {now} processes instead of {before}: not the bits of a run without a change."
+
+
+def _young_average(run: Run, name: str) -> Iterator[str]:
+    """An average over more steps than there were still holds much of the first weights."""
+    decay = run.info["config"].get("engine", {}).get("ema")
+    if isinstance(decay, float) and curves.averages(run) and (first := decay**run.last_step) > 0.05:
+        yield f"{name}: after {run.last_step:,} steps with a decay of {decay:g} the average of weights is still {first:.0%} the first ones."
 
 
 def _about(group: Group) -> Iterator[str]:

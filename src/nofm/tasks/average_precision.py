@@ -90,5 +90,5 @@ def _need(*packages: str) -> None:
         if find_spec(package) is None:
             raise NofmError(
                 f"mean average precision needs {package.replace('_', '-')}, which is not installed: "
-                "pip install 'nofm[vision]' (torchmetrics and faster-coco-eval)"
+                "pip install 'nofm[vision]' (in a clone '.[vision]') (torchmetrics and faster-coco-eval)"
             )

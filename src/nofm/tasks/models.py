@@ -33,7 +33,7 @@ def build_model(name: str, classes: int, channels: int, *, pretrained: bool = Fa
         return MODELS[name](classes, channels, **given)
     home, _, model = name.partition("/")
     if find_spec(home) is None:
-        raise NofmError(f"{name} needs the package {home}, which is not installed: pip install 'nofm[vision]'")
+        raise NofmError(f"{name} needs the package {home}, which is not installed: pip install 'nofm[vision]' (in a clone '.[vision]')")
     if home == "torchvision":
         from torchvision import models
 

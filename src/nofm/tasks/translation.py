@@ -164,5 +164,7 @@ def _sacrebleu() -> Any:
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
-        raise NofmError("translation is measured by sacreBLEU, which is not installed: pip install 'nofm[text]'") from None
+        raise NofmError(
+            "translation is measured by sacreBLEU, which is not installed: pip install 'nofm[text]' (in a clone '.[text]')"
+        ) from None
     return BLEU()  # case and punctuation count, mteval-v13a tokenisation, exponential smoothing: the defaults that papers report
