@@ -214,11 +214,12 @@ def test_several_runs_and_the_same_command_again(digits, tmp_path, capsys):
     assert main(command) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == f"{root / 'stopped'}: is not finished and is left out; nofm resume {root / 'stopped'} goes on with it"
-    assert [line.split(":")[0] for line in told[1:]] == [f"[{i}/2] {root / f'seed-{i}'}" for i in (1, 2)]
+    assert [line.split(":")[0] for line in told[1:3]] == [f"[{i}/2] {root / f'seed-{i}'}" for i in (1, 2)]
+    assert told[3].startswith("written to evaluations/own.json of each run")
     (root / "seed-2" / "evaluations" / "own.json").unlink()
     before = (root / "seed-1" / "evaluations" / "own.json").read_bytes()
     assert main(command) == 0
-    assert ["measured before" in line for line in capsys.readouterr().out.splitlines()[1:]] == [True, False]
+    assert ["measured before" in line for line in capsys.readouterr().out.splitlines()[1:3]] == [True, False]
     assert (root / "seed-1" / "evaluations" / "own.json").read_bytes() == before
     assert main([*command, "--again"]) == 0
     assert "measured before" not in capsys.readouterr().out
