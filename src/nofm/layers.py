@@ -178,6 +178,7 @@ class SparseModule(nn.Module):
     _nofm_reads: tuple[str, ...]  # the names of the modules below whose weights this one reads
     _nofm_traced: bool  # whether the masked weight stands in the parameter's place, for the compiler
     _nofm_forward: Any = None  # of the layer's own class, with the weight as its first argument; see `kinds.forward_by`
+    _nofm_own: tuple[Any, Any]  # that class, and its forward at the time
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -215,7 +216,10 @@ class SparseModule(nn.Module):
 
     def _takes_a_weight(self) -> bool:
         """Whether `_nofm_forward` is all that the forward does, so that nothing has to be put in place for it."""
-        return self._nofm_forward is not None and "_conv_forward" not in self.__dict__ and not self._nofm_reads
+        if self._nofm_forward is None or self._nofm_reads or "weight" not in self._nofm or "_conv_forward" in self.__dict__:
+            return False
+        own, forward = self._nofm_own
+        return own.forward is forward  # or somebody has put another one in its place since
 
     def _traced_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same for the compiler, which cannot follow attributes that come and go: here the masked weight stands in the
@@ -265,7 +269,8 @@ class SparseModule(nn.Module):
 
 @_memoize
 def _sparse_class(plain: type[Any]) -> type[SparseModule]:
-    return type(f"Sparse{plain.__name__}", (SparseModule, plain), {"__module__": plain.__module__, "_nofm_forward": forward_by(plain)})
+    body = {"__module__": plain.__module__, "_nofm_forward": forward_by(plain), "_nofm_own": (plain, plain.forward)}
+    return type(f"Sparse{plain.__name__}", (SparseModule, plain), body)
 
 
 def _rebuild(plain: type[nn.Module]) -> nn.Module:
