@@ -195,11 +195,15 @@ def test_a_network_for_cifar_looks_at_a_folder_as_at_its_own_images(tmp_path, ca
         folder = other / "val" / CIFAR_CLASSES[record[0]]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(record[1:].reshape(3, 32, 32).transpose(1, 2, 0)).save(folder / f"{i}.png")
-    lengths = {"batch_size": 8, "steps": 2, "eval_every": 2, "checkpoint_every": 2}
+    lengths = {"batch_size": 8, "steps": 2, "eval_every": 2, "checkpoint_every": 2, "ema": 0.5}
     train(changed(SMALL, data={"name": "cifar10", "root": str(data)}, engine=lengths, schedule={"warmup": 1}), run)
     command = [run, "--name", "folder", "--data.name", "folder", "--data.root", other]
     assert main(["evaluate", *map(str, command)]) == 0
     assert found(run, "folder")["metrics"] == pytest.approx(ended(run), rel=1e-5)
+    (other / "val" / "cat" / "broken.png").parent.mkdir(exist_ok=True)
+    (other / "val" / "cat" / "broken.png").write_bytes(b"no image")
+    assert main(["evaluate", *map(str, command), "--again", "--data.corrupt", "skip"]) == 0
+    assert found(run, "folder")["metrics"]["skipped_images"] == 1, "though two sets of weights have met it"
     assert "data.size = 16: has no effect on a network for cifar10" in refusal(capsys, *command, "--data.size", 16)
     said = refusal(capsys, run, "--name", "x", "--data.name", "digits")
     assert "data.name = digits: this network was trained on cifar10, and can be measured on cifar10, or folder" in said
