@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -241,8 +242,10 @@ def test_another_evaluation_of_the_same_name_is_not_taken_for_it(copy_of, capsys
     weights[next(iter(weights))][0] += 1
     save_file(weights, run / "model.safetensors", {"format": "pt"})
     assert "weights plain sha256 was " in refusal(capsys, *command[1:])
-    (run / "evaluations" / "own.json").write_text("{}")
-    assert "own.json: does not hold an evaluation" in refusal(capsys, *command[1:])
+    whole = found(run)
+    for broken in ({}, {**whole, "metrics": {}}, {**whole, "metrics": None}):
+        (run / "evaluations" / "own.json").write_text(json.dumps(broken))
+        assert "own.json: does not hold an evaluation" in refusal(capsys, *command[1:])
 
 
 def test_a_stop_leaves_nothing_half_done(copy_of):
@@ -299,6 +302,7 @@ def test_weights_of_another_network_are_refused_by_name(break_, said, copy_of, c
         (("--name", "x", "--data.rot", "x"), "--data.rot: no such option; did you mean '--data.root'?"),
         (("--name", "x", "--engine.workers", "2"), "--engine.workers 2: has no effect on data that are kept on the device"),
         (("--name", "x", "--engine.precision", "fp16"), "engine.precision = fp16: needs a CUDA device"),
+        (("--name", "x", "--weights"), "--weights: needs a value"),
         (("--name", "x", "--weights", "best.safetensors"), "it has model-ema.safetensors, model.safetensors (--weights best.safetensors)"),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, tuple) else "",
@@ -312,6 +316,12 @@ def test_runs_that_are_not_finished_or_not_there(digits, tmp_path, capsys):
     assert f"{digits / 'stopped'}: is not finished; nofm resume" in refusal(capsys, digits / "stopped", "--name", "x")
     assert "no run folder (it has no run.json)" in refusal(capsys, tmp_path / "nothing", "--name", "x")
     assert "give at least one run folder" in refusal(capsys, "--name", "x")
+
+
+def test_the_name_of_a_folder_is_no_markup(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run = Path(shutil.copytree(digits / "seed-1", tmp_path / "lr[/b]=1"))
+    assert main(["evaluate", str(run), "--name", "own"]) == 0
 
 
 def test_flow_has_two_parts(finished, capsys):

@@ -85,7 +85,7 @@ class Evaluation:
         try:
             found: dict[str, Any] = json.loads(self.file.read_text())
             before = {key: found[key] for key in ("settings", "precision", "weights")}
-            dict(found["metrics"])
+            _ = found["metrics"][found["headline"]]
         except (ValueError, TypeError, KeyError, OSError):
             raise ConfigError(f"{self.file}: does not hold an evaluation; measure it again with --again, or remove it") from None
         now = json.loads(json.dumps(self.asked()))
