@@ -187,6 +187,11 @@ class SparseModule(nn.Module):
         made: Any = self.__dict__.get("_nofm_made")  # by `bulk`, for a thread: a name and the masked weight of that name
         if made is not None and made[0] == thread and self._takes_a_weight():
             return self._nofm_forward(made[2], *args, **kwargs)
+        if torch.jit.is_tracing():
+            raise LayerError(
+                f"{type(self).__name__}: torch.jit.trace, and what is built on it such as ONNX's old exporter, cannot record a mask and would "
+                "leave a dense network; trace nofm.fold_(copy.deepcopy(model)), or use torch.export"
+            )
         shown: list[SparseModule] = []
         try:
             for module in _unit_of(self):
@@ -262,9 +267,13 @@ class SparseModule(nn.Module):
         return ", ".join(part for part in (super().extra_repr(), text) if part)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from.
+        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from. A masked weight that
+        # was handed to this layer for the forward that is running is not the copy's: nobody would take it back.
         module: Any = self
-        return _rebuild, (dense_class(type(self)),), module.__getstate__()
+        state = module.__getstate__()
+        if isinstance(state, dict) and "_nofm_made" in state:
+            state = {name: value for name, value in state.items() if name != "_nofm_made"}
+        return _rebuild, (dense_class(type(self)),), state
 
 
 @_memoize
