@@ -189,8 +189,8 @@ class SparseModule(nn.Module):
             return self._nofm_forward(made[2], *args, **kwargs)
         if torch.jit.is_tracing():
             raise LayerError(
-                f"{type(self).__name__}: torch.jit.trace, and what is built on it such as ONNX's old exporter, cannot record a mask and would "
-                "leave a dense network; trace nofm.fold_(copy.deepcopy(model)), or use torch.export"
+                f"{type(self).__name__}: torch.jit.trace, and what is built on it such as ONNX's old exporter, cannot record a mask and "
+                "would leave a dense network; trace nofm.fold_(copy.deepcopy(model)), or use torch.export"
             )
         shown: list[SparseModule] = []
         try:
