@@ -187,7 +187,7 @@ class SparseModule(nn.Module):
         made: Any = self.__dict__.get("_nofm_made")  # by `bulk`, for a thread: a name and the masked weight of that name
         if made is not None and made[0] == thread and self._takes_a_weight():
             return self._nofm_forward(made[2], *args, **kwargs)
-        if torch.jit.is_tracing():
+        if torch._C._is_tracing():
             raise LayerError(
                 f"{type(self).__name__}: torch.jit.trace, and what is built on it such as ONNX's old exporter, cannot record a mask and "
                 "would leave a dense network; trace nofm.fold_(copy.deepcopy(model)), or use torch.export"

@@ -98,7 +98,7 @@ def is_traced(weight: Tensor) -> bool:
 
 def is_watched() -> bool:
     """Whether somebody looks at every operation: fake tensors, counters, tracers, `torch.jit.trace` (which layers refuse)."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch.jit.is_tracing()
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
 
 
 def explain(sites: Iterable[Any]) -> str:
