@@ -102,7 +102,7 @@ class _Plan:
     forced: Path | None
     lay: list[Any]  # on the CPU: where the weights lay and how; a fleet looks for itself
     hooks: list[Any]  # where hooks are kept
-    hooked: list[int]  # and how many there were
+    hooked: list[tuple[int, ...]]  # and which there were, by the numbers that torch gives them
     handles: int  # torch's count of all hooks ever registered, which says at once that none are new
 
     def writes_once(self) -> bool:
@@ -124,7 +124,7 @@ class _Plan:
 
     def _has_the_same_hooks(self) -> bool:
         if self.handles != RemovableHandle.next_id:
-            if [len(hooks) for hooks in self.hooks] != self.hooked:
+            if list(map(tuple, self.hooks)) != self.hooked:
                 return False
             self.handles = RemovableHandle.next_id
         return True
@@ -249,7 +249,7 @@ def _make_plan(model: nn.Module, device: torch.device) -> _Plan:
         forced,
         [(site.weight.data_ptr(), site.weight.shape, site.weight.stride()) for site in chosen] if path == "cpu" else [],
         hooks,
-        [len(each) for each in hooks],
+        list(map(tuple, hooks)),
         RemovableHandle.next_id,
     )
 

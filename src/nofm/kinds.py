@@ -94,9 +94,14 @@ def _convolution(layer: Any, weight: Tensor, input: Tensor) -> Tensor:
     return layer._conv_forward(input, weight, layer.bias)
 
 
+# As torch has them: where somebody puts another forward in their place, for all layers of a class, it is that one which must run.
+_LINEAR = nn.Linear.forward
+_CONVOLUTIONS = [(kind.forward, kind._conv_forward) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)]
+
+
 def forward_by(cls: type[Any]) -> Forward | None:
     """The forward of `cls` with its weight as an argument, or None where it is not that of a plain linear layer or convolution."""
-    if cls.forward is nn.Linear.forward:
+    if cls.forward is _LINEAR:
         return _linear
-    is_plain = any(cls.forward is kind.forward and cls._conv_forward is kind._conv_forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    is_plain = any(cls.forward is forward and cls._conv_forward is inner for forward, inner in _CONVOLUTIONS)
     return _convolution if is_plain else None

@@ -178,6 +178,7 @@ class SparseModule(nn.Module):
     _nofm_reads: tuple[str, ...]  # the names of the modules below whose weights this one reads
     _nofm_traced: bool  # whether the masked weight stands in the parameter's place, for the compiler
     _nofm_forward: Any = None  # of the layer's own class, with the weight as its first argument; see `kinds.forward_by`
+    _nofm_own: tuple[Any, Any]  # that class, and its forward at the time
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -186,6 +187,11 @@ class SparseModule(nn.Module):
         made: Any = self.__dict__.get("_nofm_made")  # by `bulk`, for a thread: a name and the masked weight of that name
         if made is not None and made[0] == thread and self._takes_a_weight():
             return self._nofm_forward(made[2], *args, **kwargs)
+        if torch._C._is_tracing():
+            raise LayerError(
+                f"{type(self).__name__}: torch.jit.trace, and what is built on it such as ONNX's old exporter, cannot record a mask and "
+                "would leave a dense network; trace nofm.fold_(copy.deepcopy(model)), or use torch.export"
+            )
         shown: list[SparseModule] = []
         try:
             for module in _unit_of(self):
@@ -215,7 +221,10 @@ class SparseModule(nn.Module):
 
     def _takes_a_weight(self) -> bool:
         """Whether `_nofm_forward` is all that the forward does, so that nothing has to be put in place for it."""
-        return self._nofm_forward is not None and "_conv_forward" not in self.__dict__ and not self._nofm_reads
+        if self._nofm_forward is None or self._nofm_reads or "weight" not in self._nofm or "_conv_forward" in self.__dict__:
+            return False
+        own, forward = self._nofm_own
+        return own.forward is forward  # or somebody has put another one in its place since
 
     def _traced_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same for the compiler, which cannot follow attributes that come and go: here the masked weight stands in the
@@ -258,14 +267,19 @@ class SparseModule(nn.Module):
         return ", ".join(part for part in (super().extra_repr(), text) if part)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from.
+        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from. A masked weight that
+        # was handed to this layer for the forward that is running is not the copy's: nobody would take it back.
         module: Any = self
-        return _rebuild, (dense_class(type(self)),), module.__getstate__()
+        state = module.__getstate__()
+        if isinstance(state, dict) and "_nofm_made" in state:
+            state = {name: value for name, value in state.items() if name != "_nofm_made"}
+        return _rebuild, (dense_class(type(self)),), state
 
 
 @_memoize
 def _sparse_class(plain: type[Any]) -> type[SparseModule]:
-    return type(f"Sparse{plain.__name__}", (SparseModule, plain), {"__module__": plain.__module__, "_nofm_forward": forward_by(plain)})
+    body = {"__module__": plain.__module__, "_nofm_forward": forward_by(plain), "_nofm_own": (plain, plain.forward)}
+    return type(f"Sparse{plain.__name__}", (SparseModule, plain), body)
 
 
 def _rebuild(plain: type[nn.Module]) -> nn.Module:

@@ -57,6 +57,31 @@ def a_scaler_skips_the_whole_step() -> None:
 
 
 @job
+def momentum_that_begins_again_may_lie_elsewhere() -> None:
+    for ends_by in ("a skipped step", "somebody who clears it"):
+        layer = nn.Linear(16, 4, bias=False)
+        nofm.sparsify_(layer, "2:4", preset="all")
+        layer.weight.grad = torch.zeros(4, 16)  # stays where it is
+        optimizer = SGD(layer.parameters(), lr=0.5, momentum=0.5, fused=True)
+        nofm.attach(nofm.SRSTE(decay=0.5), layer, optimizer, fused=True)
+        scaler, taken = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10_000), []
+        for step in range(2):
+            optimizer.zero_grad(set_to_none=False)
+            scaler.scale(layer(torch.ones(1, 16)).sum()).backward()
+            if step == 0 and ends_by == "a skipped step":
+                layer.weight.grad[0, 0] = torch.inf
+            with use("triton"):
+                scaler.step(optimizer)
+            scaler.update()
+            if step == 0:
+                if ends_by != "a skipped step":
+                    optimizer.state.clear()
+                taken = [torch.zeros(4, 16) for _ in range(64)]  # the memory of the first momentum is among it
+        assert (optimizer.state[layer.weight]["momentum_buffer"] != 0).all(), ends_by
+        assert not any(t.any() for t in taken), f"{ends_by}: memory of somebody else's was written to"
+
+
+@job
 def unscaled_gradients_are_left_as_torch_leaves_them() -> None:
     layer = nn.Linear(16, 4, bias=False)
     nofm.sparsify_(layer, "2:4", preset="all")

@@ -260,3 +260,30 @@ def test_a_layer_that_is_parametrized_after_sparsify_says_so() -> None:
     nn.utils.parametrizations.weight_norm(layer)
     with pytest.raises(nofm.LayerError, match="'weight' of ParametrizedSparseLinear was parametrized after sparsify_"):
         layer(torch.ones(1, 16))
+
+
+class Copying(nn.Module):
+    """Makes its teacher when it is first called, as momentum encoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "teacher" not in self.__dict__:
+            self.__dict__["teacher"] = copy.deepcopy(self.student)
+        return self.student(x)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+def test_a_copy_that_is_made_during_a_forward_keeps_nothing_of_it(grad: bool) -> None:
+    model, x = Copying(), torch.randn(2, 8)
+    nofm.sparsify_(model, "2:4", preset="all")
+    with torch.set_grad_enabled(grad):
+        expected = model(x)
+        teacher = model.__dict__["teacher"]
+        assert torch.equal(teacher(x), expected)
+        with torch.no_grad():
+            teacher.weight.neg_()
+            teacher.bias.neg_()
+        assert torch.equal(teacher(x), -expected)

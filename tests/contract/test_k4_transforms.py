@@ -152,6 +152,21 @@ def test_exported() -> None:
 # ---- torch.func ----
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:FutureWarning")
+@pytest.mark.parametrize("part", ["", "head"], ids=["model", "layer"])
+def test_a_trace_that_would_be_dense_is_refused(part: str) -> None:
+    model = _plain(0)
+    nofm.sparsify_(model, "2:4", preset="all")
+    x = torch.randn(2, 8) if part else _X
+    expected = model.get_submodule(part)(x)
+    with pytest.raises(nofm.LayerError, match=r"torch\.jit\.trace.* trace nofm\.fold_\(copy\.deepcopy\(model\)\)"):
+        torch.jit.trace(model.get_submodule(part), x)
+    folded = copy.deepcopy(model)
+    nofm.fold_(folded)
+    assert_same(torch.jit.trace(folded.get_submodule(part), x)(x), expected)
+    assert_same(model.get_submodule(part)(x), expected)
+
+
 def test_functional_call_masks_the_weights_it_is_given() -> None:
     model, weights = _sparse(0), dict(_plain(1).named_parameters())
     assert_same(functional_call(model, weights, (_X,)), _twin(1)(_X))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -52,6 +54,13 @@ def test_no_more_processes_than_runs_and_none_under_torchrun(tmp_path, monkeypat
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="torchrun"):
         train_apart([Job(SMALL, tmp_path / "a")], processes=2, stop=StopRequest())
+
+
+def test_a_process_that_cannot_be_started_leaves_no_other_behind(tmp_path):
+    jobs = [Job(LONG, tmp_path / "a"), Job(SMALL, tmp_path / "b", sinks=[lambda: None])]  # which cannot be sent to a process
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        train_apart(jobs, processes=2, stop=StopRequest())
+    assert not multiprocessing.active_children()
 
 
 def test_a_signal_is_passed_on_and_every_run_has_a_checkpoint(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -195,11 +196,15 @@ def test_a_network_for_cifar_looks_at_a_folder_as_at_its_own_images(tmp_path, ca
         folder = other / "val" / CIFAR_CLASSES[record[0]]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(record[1:].reshape(3, 32, 32).transpose(1, 2, 0)).save(folder / f"{i}.png")
-    lengths = {"batch_size": 8, "steps": 2, "eval_every": 2, "checkpoint_every": 2}
+    lengths = {"batch_size": 8, "steps": 2, "eval_every": 2, "checkpoint_every": 2, "ema": 0.5}
     train(changed(SMALL, data={"name": "cifar10", "root": str(data)}, engine=lengths, schedule={"warmup": 1}), run)
     command = [run, "--name", "folder", "--data.name", "folder", "--data.root", other]
     assert main(["evaluate", *map(str, command)]) == 0
     assert found(run, "folder")["metrics"] == pytest.approx(ended(run), rel=1e-5)
+    (other / "val" / "cat" / "broken.png").parent.mkdir(exist_ok=True)
+    (other / "val" / "cat" / "broken.png").write_bytes(b"no image")
+    assert main(["evaluate", *map(str, command), "--again", "--data.corrupt", "skip"]) == 0
+    assert found(run, "folder")["metrics"]["skipped_images"] == 1, "though two sets of weights have met it"
     assert "data.size = 16: has no effect on a network for cifar10" in refusal(capsys, *command, "--data.size", 16)
     said = refusal(capsys, run, "--name", "x", "--data.name", "digits")
     assert "data.name = digits: this network was trained on cifar10, and can be measured on cifar10, or folder" in said
@@ -238,8 +243,10 @@ def test_another_evaluation_of_the_same_name_is_not_taken_for_it(copy_of, capsys
     weights[next(iter(weights))][0] += 1
     save_file(weights, run / "model.safetensors", {"format": "pt"})
     assert "weights plain sha256 was " in refusal(capsys, *command[1:])
-    (run / "evaluations" / "own.json").write_text("{}")
-    assert "own.json: does not hold an evaluation" in refusal(capsys, *command[1:])
+    whole = found(run)
+    for broken in ({}, {**whole, "metrics": {}}, {**whole, "metrics": None}):
+        (run / "evaluations" / "own.json").write_text(json.dumps(broken))
+        assert "own.json: does not hold an evaluation" in refusal(capsys, *command[1:])
 
 
 def test_a_stop_leaves_nothing_half_done(copy_of):
@@ -296,6 +303,7 @@ def test_weights_of_another_network_are_refused_by_name(break_, said, copy_of, c
         (("--name", "x", "--data.rot", "x"), "--data.rot: no such option; did you mean '--data.root'?"),
         (("--name", "x", "--engine.workers", "2"), "--engine.workers 2: has no effect on data that are kept on the device"),
         (("--name", "x", "--engine.precision", "fp16"), "engine.precision = fp16: needs a CUDA device"),
+        (("--name", "x", "--weights"), "--weights: needs a value"),
         (("--name", "x", "--weights", "best.safetensors"), "it has model-ema.safetensors, model.safetensors (--weights best.safetensors)"),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, tuple) else "",
@@ -309,6 +317,12 @@ def test_runs_that_are_not_finished_or_not_there(digits, tmp_path, capsys):
     assert f"{digits / 'stopped'}: is not finished; nofm resume" in refusal(capsys, digits / "stopped", "--name", "x")
     assert "no run folder (it has no run.json)" in refusal(capsys, tmp_path / "nothing", "--name", "x")
     assert "give at least one run folder" in refusal(capsys, "--name", "x")
+
+
+def test_the_name_of_a_folder_is_no_markup(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run = Path(shutil.copytree(digits / "seed-1", tmp_path / "lr[/b]=1"))
+    assert main(["evaluate", str(run), "--name", "own"]) == 0
 
 
 def test_flow_has_two_parts(finished, capsys):

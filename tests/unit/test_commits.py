@@ -74,3 +74,10 @@ def test_no_repository_and_no_git(tmp_path, monkeypatch):
     assert (source_commit(package), workdir_commit(package)) == (None, None)
     monkeypatch.setenv("PATH", "")
     assert (source_commit(), workdir_commit()) == (None, None)
+
+
+def test_a_working_folder_that_is_gone_has_none(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert workdir_commit(installed(tmp_path)) is None

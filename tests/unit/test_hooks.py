@@ -50,6 +50,24 @@ def test_one_hook_that_is_not_marked_is_enough():
     assert noticed(model) == [False, False, True]
 
 
+@pytest.mark.parametrize("where", ["", "0"], ids=["model", "part"])
+def test_a_hook_that_takes_the_place_of_another_is_noticed(where):
+    """As many hooks as before, but this one changes a weight."""
+    model, x = nn.Sequential(nn.Sequential(nn.Linear(8, 8, bias=False))), torch.randn(2, 8)
+    module = model.get_submodule(where)
+    first = module.register_forward_pre_hook(leaves_weights(lambda *_: None))
+    nofm.sparsify_(model, "2:4", preset="all")
+    before = model(x)
+    first.remove()
+
+    @torch.no_grad()
+    def double(module: nn.Module, args: object) -> None:
+        next(module.parameters()).mul_(2)
+
+    module.register_forward_pre_hook(double)
+    torch.testing.assert_close(model(x), 2 * before)
+
+
 def test_a_detector_is_masked_at_once():
     """Its own hooks, which keep boxes in fp32, are no reason to mask layer by layer."""
     from nofm import bulk

@@ -85,6 +85,54 @@ def test_a_convolution_that_reads_its_weight_itself_reads_the_masked_one(make: A
     torch.testing.assert_close(run(x), nn.functional.conv2d(x, masked * 2, bias, padding=1))
 
 
+class LowRank(nn.Linear):
+    """Multiplies by a weight that is none of its parameters; it is their factor that is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        del self.weight
+        self.left, self.right = (nn.Parameter(torch.randn(8, 8)) for _ in range(2))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.left @ self.right
+
+
+nofm.register_layer(LowRank, left=1)
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_a_linear_layer_whose_weight_is_made_of_a_sparse_one(how: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(LowRank()), torch.randn(2, 8)
+    left, right, bias = (parameter.detach() for parameter in (model[0].left, model[0].right, model[0].bias))
+    nofm.sparsify_(model, "2:4", preset="all")
+    run = torch.compile(model, backend="eager") if how == "compiled" else model
+    torch.testing.assert_close(run(x), nn.functional.linear(x, torch.where(nofm.mask(left, "2:4"), left, 0.0) @ right, bias))
+
+
+def _twice(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(input, 2 * layer.weight)
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_forward_that_is_put_into_the_class_is_the_one_that_runs(when: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fresh(nn.Linear):
+        """A class of its own, so that no sparse class is known for it before."""
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Fresh(8, 8)), torch.randn(2, 8)
+    weight = model[0].weight.detach()
+    for moment in ("before", "after"):
+        if moment == when:
+            monkeypatch.setattr(nn.Linear, "forward", _twice)
+        if moment == "before":
+            nofm.sparsify_(model, "2:4", preset="all")
+    run = torch.compile(model, backend="eager") if how == "compiled" else model
+    torch.testing.assert_close(run(x), nn.functional.linear(x, 2 * torch.where(nofm.mask(weight, "2:4"), weight, 0.0)))
+
+
 @pytest.fixture
 def sent_tables(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The tables that have gone to the device so far: those of addresses, not the lists of blocks."""

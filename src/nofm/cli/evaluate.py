@@ -121,6 +121,8 @@ def _shown(plan: Evaluation, number: int, count: int) -> Iterator[Any]:
         yield lambda batches: None
         return
     from rich.console import Console
+    from rich.text import Text  # which reads no markup in the names of folders
 
-    with Console().status(f"[{number}/{count}] {plan.run}") as status:
-        yield lambda batches: status.update(f"\\[{number}/{count}] {plan.run}: {plan.name}, batch {batches}")
+    line = f"[{number}/{count}] {plan.run}"
+    with Console().status(Text(line)) as status:
+        yield lambda batches: status.update(Text(f"{line}: {plan.name}, batch {batches}"))

@@ -10,7 +10,9 @@ __all__ = ["taken"]
 def taken(args: list[str], key: str, default: str | None = None, *, missing: str = "{key} is missing") -> tuple[str, list[str]]:
     """The value of `key`, and the other arguments; where it is not among them `default`, or else an error that says `missing`."""
     for i, arg in enumerate(args):
-        if arg == key and i + 1 < len(args):
+        if arg == key:
+            if i + 1 == len(args):
+                raise ConfigError(f"{key}: needs a value")
             return args[i + 1], args[:i] + args[i + 2 :]
         if arg.startswith(f"{key}="):
             return arg.partition("=")[2], args[:i] + args[i + 1 :]

@@ -74,22 +74,23 @@ class _Child:
 @contextmanager
 def _started(shares: Sequence[Sequence[Job]], lanes: int) -> Iterator[list[_Child]]:
     context, children = multiprocessing.get_context("spawn"), []
-    # Ctrl-C reaches all processes of a terminal, and one that is still importing would answer with a traceback: it is born deaf to it.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        for share in shares:
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_make, args=(share, lanes, theirs))
-            process.start()
-            theirs.close()
-            children.append(_Child(process, ours))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    try:
+        # Ctrl-C reaches all processes of a terminal, and one that is still importing would answer with a traceback: it is born deaf to it.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for share in shares:
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_make, args=(share, lanes, theirs))
+                process.start()
+                theirs.close()
+                children.append(_Child(process, ours))
+        finally:
+            signal.signal(signal.SIGINT, before)
         yield children
     finally:
         for child in children:
             child.tell(signal.SIGTERM)
+        for child in children:
             child.process.join()
 
 

@@ -29,10 +29,11 @@ def source_commit(package: Path = PACKAGE) -> str | None:
 
 def workdir_commit(package: Path = PACKAGE) -> str | None:
     """The commit of the working folder, where that is a repository and not the one that the package is checked out from."""
-    here = _git(Path.cwd(), "rev-parse", "--show-toplevel")
+    folder = Path()  # not `cwd()`, which raises where somebody has removed it
+    here = _git(folder, "rev-parse", "--show-toplevel")
     if here is None or (source_commit(package) is not None and here == _git(package, "rev-parse", "--show-toplevel")):
         return None
-    return _described(Path.cwd())
+    return _described(folder)
 
 
 def _described(folder: Path) -> str | None:

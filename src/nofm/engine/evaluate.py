@@ -85,7 +85,7 @@ class Evaluation:
         try:
             found: dict[str, Any] = json.loads(self.file.read_text())
             before = {key: found[key] for key in ("settings", "precision", "weights")}
-            dict(found["metrics"])
+            _ = found["metrics"][found["headline"]]
         except (ValueError, TypeError, KeyError, OSError):
             raise ConfigError(f"{self.file}: does not hold an evaluation; measure it again with --again, or remove it") from None
         now = json.loads(json.dumps(self.asked()))
@@ -204,12 +204,14 @@ def _measured(
         return False
 
     metrics: dict[str, float] = {}
+    skipped = 0
     for prefix, path in evaluation.weights.items():
         _load_(task, path)
         found = metrics_of(task, summed(task, tests.test(), measure, look), world)
         metrics |= {f"{prefix}{name}": value for name, value in found.items()}
-    if tests.skipped:
-        metrics[f"skipped_{problem_of(evaluation.config).items}"] = float(tests.skipped)
+        skipped = skipped or tests.skipped  # which goes on counting, and other weights meet the same ones again
+    if skipped:
+        metrics[f"skipped_{problem_of(evaluation.config).items}"] = float(skipped)
     return metrics
 
 

@@ -97,8 +97,8 @@ def is_traced(weight: Tensor) -> bool:
 
 
 def is_watched() -> bool:
-    """Whether a mode looks at every operation: fake tensors, counters, tracers."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    """Whether somebody looks at every operation: fake tensors, counters, tracers, `torch.jit.trace` (which layers refuse)."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
 
 
 def explain(sites: Iterable[Any]) -> str:

@@ -62,7 +62,7 @@ class _Part:
     tensors: _Tensors | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Tensors:
     """The weights and states of a part, in columns, and Adam's counts of steps."""
 
@@ -78,6 +78,9 @@ class _Plan:
     ids: frozenset[int]  # of the weights in `parts`
 
 
+_NO_PLAN = _Plan([], [], [], frozenset())
+
+
 class OnePass:
     """Takes sparse weights out of an optimizer's hands and moves them, with the term, in the middle of its step."""
 
@@ -89,7 +92,7 @@ class OnePass:
         self._watch = watch
         self._theirs = self._optimizer._init_group
         vars(optimizer)["_init_group"] = self._init_group
-        self._plan = _Plan([], [], [], frozenset())
+        self._plan = _NO_PLAN
         self._squads: dict[tuple[Rule, torch.device], Squad] = {}
         self._term = Term(0.0, "weight", False)
         self._weights: Sequence[_Weight] = ()
@@ -110,7 +113,7 @@ class OnePass:
         """
         self._ids, self._begun, self.moved, self.rest = frozenset(), {}, [], list(range(len(weights)))
         if compiled and term is not None:
-            self._plan = _Plan([], [], [], frozenset())
+            self._plan = _NO_PLAN
             self._tell({site.key: "optimizer.step is compiled" for site, _, _ in weights}, len(weights))
         if compiled or term is None:
             return self.rest
@@ -203,7 +206,7 @@ class OnePass:
             settings = squad.settings(part.rule, self._numbers(part, weights), lrs, tensors.counts, found_inf, part.device)
             columns: list[Sequence[Tensor]] = [tensors.columns[0], grads, *tensors.columns[1:]]
             word = self._watch.word(part.device)
-            squad.step(part.rule, self._term, columns, part.groupings, settings, scale, found_inf, word, layout=part)
+            squad.step(part.rule, self._term, columns, part.groupings, settings, scale, found_inf, word, layout=tensors)
         self.moved = [*self.moved, *part.named] if self.moved else part.named
 
     def _grad(self, place: int, site: Site, param: nn.Parameter, _: Any) -> Tensor:
@@ -267,11 +270,11 @@ class OnePass:
     def check_moved(self) -> None:
         """Raise where the step has not come by for the weights that were kept back: they are not moved, or without their term."""
         if self._ids:
-            left = next(site.key for site, param, _ in self._weights if id(param) in self._ids)
+            left, *others = [site.key for site, param, _ in self._weights if id(param) in self._ids]
             self._ids = frozenset()
             raise OptimizerError(
-                f"optimizer.step() has passed by {left} and {len(self._plan.parts[0].named) - 1} more, which fused=True keeps for a kernel "
-                "in its middle: the step was compiled or replaced after attach; leave it as it is, or attach without fused=True"
+                f"optimizer.step() has passed by {left} and {len(others)} more, which fused=True keeps for a kernel in its middle: the "
+                "step was compiled or replaced after attach; leave it as it is, or attach without fused=True"
             )
 
     def skipped(self) -> None:
