@@ -266,9 +266,12 @@ def _observed(model: nn.Module) -> set[int]:
     last, bulk = next(reversed(model._forward_pre_hooks), None), model.__dict__[_STATE]
     if modules._global_forward_pre_hooks or modules._global_forward_hooks or last not in bulk.hooks:
         return {id(module) for module in model.modules()}
-    own = {id(m): (*m._forward_pre_hooks.values(), *m._forward_hooks.values()) for m in model.modules() if m is not model}
-    hooked = [m for m in model.modules() if not all(map(is_harmless, own.get(id(m), ())))]
+    hooked = [m for m in model.modules() if m is not model and not _has_only_harmless_hooks(m)]
     return {id(module) for top in hooked for module in top.modules()}
+
+
+def _has_only_harmless_hooks(module: nn.Module) -> bool:
+    return all(map(is_harmless, (*module._forward_pre_hooks.values(), *module._forward_hooks.values())))
 
 
 def _jobs(chosen: list[Site]) -> cpu.Jobs:

@@ -92,7 +92,7 @@ def check(
     weights = _weights_of(file)
     from .. import verify
 
-    found = verify(weights, pattern if not skip or pattern is None else {**dict.fromkeys(skip), "*": pattern})
+    found = verify(weights, {**dict.fromkeys(skip), "*": pattern} if skip else pattern)
     if pattern is not None and weights != file:
         found = _without_dense_layers(found, file)
     print(found)

@@ -190,11 +190,10 @@ def _lines(groups: Sequence[Group], curve: Callable[[Run], curves.Curve], suffix
 
 def _evaluated(groups: Sequence[Group], metric: str) -> list[Line]:
     """Evaluations of the last weights and of their average, or of the average alone where both of many groups would be a thicket."""
+    of_average = partial(curves.evals, metric=metric, ema=True)
     plain = _lines(groups, partial(curves.evals, metric=metric))
-    alone = not plain or (
-        2 * len(plain) > SERIES and all(group.band(partial(curves.evals, metric=metric, ema=True)).steps for group in groups)
-    )
-    averaged = _lines(groups, partial(curves.evals, metric=metric, ema=True), ", moving average" if plain else "", 0 if alone else 1)
+    alone = not plain or (2 * len(plain) > SERIES and all(group.band(of_average).steps for group in groups))
+    averaged = _lines(groups, of_average, ", moving average" if plain else "", 0 if alone else 1)
     return averaged if alone else plain + averaged
 
 
