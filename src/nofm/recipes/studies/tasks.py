@@ -59,5 +59,7 @@ def _study(
             label = f"2:4, {placement}, lambda {decay:g}"
             rows.append(Row(label, nm(base, "2:4", placement=placement, decay=decay)))
             claims.append(Claim(f"{placement}, lambda {decay:g}, is better than STE at 2:4", label, "STE 2:4"))
+            if placement == "decoupled":
+                claims.append(Claim(f"decoupled, lambda {decay:g}, is better than SR-STE as the paper has it", label, "SR-STE 2:4"))
     rows = [Row(row.label, row.config, paper.get(row.label, "")) for row in rows]
     return Study(f"{kind.capitalize()} (the paper: {where})", tuple(rows), tuple(claims))
