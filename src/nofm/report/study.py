@@ -238,7 +238,7 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
             missing = [] if any(own.seed == seed for own in here) else [replace(run, label=label)]
             rows[label] = sorted([*here, *missing], key=lambda run: run.seed)
     if not any(rows.values()):
-        raise Unfinished(folder, "no run of this study is finished yet")
+        raise Unfinished(folder, f"no run of this study is finished yet; nofm study {facts['name']} --out DIR goes on with them")
     files = {"runs.csv": runs_csv(rows), **texts(facts, rows)}
     for name, text in files.items():
         (folder / name).write_text(text)
