@@ -30,6 +30,7 @@ __all__ = [
     "curves",
     "depth_colour",
     "kernel_picture",
+    "log_ticks",
     "plain",
     "series_colour",
     "strip",
@@ -193,7 +194,7 @@ def _placeholder(colour: str) -> str:
 
 
 def _style(axes: Any, x: str, y: str, across: bool = True) -> None:
-    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
@@ -213,6 +214,13 @@ def _style(axes: Any, x: str, y: str, across: bool = True) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(FuncFormatter(plain))
         return
+    log_ticks(axes)
+
+
+def log_ticks(axes: Any) -> None:
+    """On a logarithmic y axis, a few plain numbers; what is drawn must be there already."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     low, high = axes.get_ylim()
     within_a_decade = high / low < 30
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if within_a_decade else (1,), numticks=8))
