@@ -123,7 +123,10 @@ def test_only_some_rows_and_only_the_table(tmp_path):
     [
         (["fig5"], "'fig5' is no study; there are table1, "),
         (["fig3", "--out", "x"], "study: --on is missing"),
-        (["fig3", "--out", "x", "--table"], "--out x: no such folder, and --table writes the tables of runs that are there; to train them, nofm"),
+        (
+            ["fig3", "--out", "x", "--table"],
+            "--out x: no such folder, and --table writes the tables of runs that are there; to train them, nofm",
+        ),
         (["fig3", "--on", "digits", "--out=x", "--table"], "to train them, nofm study fig3 --on digits --out x"),
         (["fig3", "--on", "digits", "--out", ".", "--table"], "--out .: has no runs (runs/NAME/seed-N), and --table writes"),
         (["fig3", "--on", "digit", "--out", "x"], "'digit' is no recipe"),

@@ -93,7 +93,9 @@ def test_a_resumed_run_says_from_where_and_epochs_are_told(tmp_path):
     config = changed(SMALL, engine={"epochs": 0.25, "steps": None, "eval_every": 1.0, "checkpoint_every": 1.0}, schedule={"warmup": 0.0})
     stopped_at(config, tmp_path / "run", 8)
     first, second = lines_of(config, tmp_path / "run", resume=True)[:2]
-    assert first.startswith(f"run {tmp_path / 'run'}, resumed from step 8: cnn on digits, 0.25 epochs, 11 steps of 32 images, seed 1, on cpu")
+    assert first.startswith(
+        f"run {tmp_path / 'run'}, resumed from step 8: cnn on digits, 0.25 epochs, 11 steps of 32 images, seed 1, on cpu"
+    )
     assert second == OPENINGS["2:4"][1]
 
 

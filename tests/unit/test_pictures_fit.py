@@ -54,7 +54,7 @@ def assert_readable(figure: Any) -> None:
     assert len(seen) > 15
     for text, box in seen:
         assert "$" not in text, text
-        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, text
+        assert min(box.x0, box.y0, figure.bbox.x1 - box.x1, figure.bbox.y1 - box.y1) >= -1, text
     for (one, a), (other, b) in itertools.combinations(seen, 2):
         assert not (a.x0 + 1 < b.x1 and b.x0 + 1 < a.x1 and a.y0 + 3 < b.y1 and b.y0 + 3 < a.y1), (one, other)
 

@@ -137,8 +137,8 @@ def read_facts(path: Path) -> Facts:
 
 
 def watched_alone(rows: Sequence[Facts]) -> set[str]:
-    """The labels of dense rows that are watched by a pattern which none of the other rows has: their SAD compares with nothing. A study.json
-    from before patterns were written down says nothing about that."""
+    """The labels of dense rows that are watched by a pattern which none of the other rows has: their SAD compares with nothing. Where
+    study.json is from before patterns were written down, none."""
     patterns = {row["pattern"] for row in rows if row.get("pattern")}
     return {row["label"] for row in rows if patterns and row.get("watched") and row["watched"] not in patterns}
 

@@ -73,6 +73,7 @@ def figure_of(
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
+
 def _styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:
     """A colour and a kind of line for each row. Two rows of one pattern share a colour, so that it is methods that the lines tell apart."""
     pattern = {label: found[0] if (found := re.search(r"\d+:\d+", label)) else label for label in labels}
