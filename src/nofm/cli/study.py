@@ -148,8 +148,8 @@ def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, *,
             unfinished.append(error)
     if len(unfinished) == len(studies) and not may_be_empty:
         raise ConfigError("\n".join(map(str, unfinished)))
-    for error in unfinished:
-        print(error, flush=True)
+    for found in unfinished:
+        print(found, flush=True)
 
 
 def _wishes(args: list[str]) -> tuple[_Wishes, list[str]]:
