@@ -15,6 +15,9 @@ from layer_oracle import assert_same, assert_weights_are_the_parameters, masked_
 from torch import Tensor, nn
 
 import nofm
+from nofm.kernels import multi, ops
+from nofm.masks import Grouping
+from nofm.patterns import Pattern
 
 _X = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(1))
 
@@ -122,3 +125,31 @@ def test_many_threads_each_get_the_right_result_or_the_error() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert any(pool.map(attempt, range(400)))
     assert_weights_are_the_parameters(layer)
+
+
+def test_threads_with_two_views_of_a_weight_do_not_plan_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is stopped while it plans how to walk the weight, the other walks its transpose meanwhile, and again afterwards."""
+    w, grouping = torch.randn(16, 16), Grouping(Pattern("2:4"), 1)
+    inside, go_on, first = threading.Event(), threading.Event(), threading.get_ident()
+    real = multi._plan
+
+    def pausing(*args: Any) -> Any:
+        if threading.get_ident() != first:
+            inside.set()
+            assert go_on.wait(60)
+        return real(*args)
+
+    def strides(view: Tensor, out: Tensor) -> list[int]:
+        return [launch.stride for launch in ops._fleet_of(view, grouping)._ready([grouping], [[view], [out]], "masked")]
+
+    monkeypatch.setattr(multi, "_plan", pausing)
+    outs = [torch.empty_like(w) for _ in range(3)]  # alive together, so that no address comes twice
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(strides, w, outs[0])
+        try:
+            assert inside.wait(60)
+            assert strides(w.t(), outs[1].t()) == [16]
+        finally:
+            go_on.set()
+        assert future.result() == [1]
+    assert strides(w.t(), outs[2].t()) == [16]

@@ -91,7 +91,7 @@ def test_ways_to_strided_groups_are_the_oracle_bit_for_bit(pattern, way, dtype, 
     gs, masks = [grouping] * len(ws), [reference.mask(w.cpu(), grouping).cuda() for w in ws]
     fleet, outs = Fleet(), [torch.full_like(w, 7, dtype=torch.bfloat16) for w in ws]
     fleet.masked_into(ws, gs, outs)
-    assert way.kind in {launch.way.kind for launch in fleet._launches}
+    assert way.kind in {launch.way.kind for launches in fleet._ready_made.values() for launch in launches}
     grads, factors, one = [torch.zeros_like(w) for w in ws], torch.ones(len(ws), device="cuda"), torch.ones(1, device="cuda")
     Fleet().refine_into(ws, gs, grads, factors, one, sign=False)
     for w, mask, out, grad in zip(ws, masks, outs, grads, strict=True):

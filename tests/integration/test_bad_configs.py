@@ -42,6 +42,8 @@ TABLE = {
     "stray word": bad("fast", "'fast'", "--optim.lr 0.1"),
     "unknown option": bad("--optim.lrr 1", "--optim.lrr", "no such option", "did you mean '--optim.lr'"),
     "option without its group": bad("--lr 1", "--lr", "did you mean '--optim.lr'"),
+    "option as other tools call it": bad("--learning-rate 0.1", "no such option", "did you mean '--optim.lr'"),
+    "key as other tools call it": bad("", "run.toml:2", "learning_rate", "did you mean 'optim.lr'", toml="[optim]\nlearning_rate = 1.0"),
     "a group for an option": bad("--optim 1", "--optim", "it is a group", "--optim.kind"),
     "option twice": bad("--optim.lr 1 --optim.lr 2", "--optim.lr", "2 times"),
     "option of a method misspelled": bad("--sparsity.method.decy 1", "no such option", "did you mean '--sparsity.method.decay'"),

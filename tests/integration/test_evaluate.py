@@ -249,6 +249,24 @@ def test_another_evaluation_of_the_same_name_is_not_taken_for_it(copy_of, capsys
         assert "own.json: does not hold an evaluation" in refusal(capsys, *command[1:])
 
 
+def test_a_folder_is_the_same_however_it_is_typed(copy_of, tmp_path, monkeypatch, capsys):
+    run, root = copy_of("translation"), tmp_path / "text"
+    root.mkdir()
+    for language, word in (("en", "red"), ("de", "rot")):
+        (root / f"test_2017_flickr.{language}").write_text(f"{word}\n")
+    shutil.copytree(root, tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate", str(run), "--name", "own", "--data.test", "test_2017_flickr", "--task.beams", "1", "--data.root"]
+    assert main([*command, "text"]) == 0
+    for same in ("./text/", str(root), "other/../text"):
+        assert main([*command, same]) == 0
+        assert "measured before" in capsys.readouterr().out
+    assert "own.json: is another evaluation, settings data.root was text and is other." in refusal(capsys, *command[1:], "other")
+    assert found(run)["settings"]["data.root"] == "text", "as it was typed"
+    shutil.rmtree(root)
+    assert "data.root was text and is other." in refusal(capsys, *command[1:], "other"), "one of the two is not there any more"
+
+
 def test_a_stop_leaves_nothing_half_done(copy_of):
     run = copy_of("digits")
     config = changed(SMALL, engine={"ema": 0.5})

@@ -123,6 +123,12 @@ def test_only_some_rows_and_only_the_table(tmp_path):
     [
         (["fig5"], "'fig5' is no study; there are table1, "),
         (["fig3", "--out", "x"], "study: --on is missing"),
+        (
+            ["fig3", "--out", "x", "--table"],
+            "--out x: no such folder, and --table writes the tables of runs that are there; to train them, nofm",
+        ),
+        (["fig3", "--on", "digits", "--out=x", "--table"], "to train them, nofm study fig3 --on digits --out x"),
+        (["fig3", "--on", "digits", "--out", ".", "--table"], "--out .: has no runs (runs/NAME/seed-N), and --table writes"),
         (["fig3", "--on", "digit", "--out", "x"], "'digit' is no recipe"),
         (["fig3", "--on", "flow/chairs", "--out", "x"], "task.kind = flow: this study is of classification"),
         (["--on", "digits", "--out", "x"], "study: say which; there are table1, "),

@@ -20,6 +20,7 @@ from nofm.engine.config import RunConfig
 from nofm.engine.meter import Meter
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import train
+from nofm.engine.world import cpu_name
 from nofm.report import write_report
 
 
@@ -55,6 +56,59 @@ def stopped_at(config: RunConfig, out: Path, step: int) -> None:
 
 def events(out: Path, kind: str) -> list[dict[str, Any]]:
     return [event for line in (out / "events.jsonl").read_text().splitlines() if (event := json.loads(line))["event"] == kind]
+
+
+# ---- what is going to be trained ----
+
+METHOD = SMALL.sparsity.method.__class__
+OPENINGS = {
+    "2:4": (SMALL, "srste 2:4, decay 0.005: 2 of 4 layers sparse, 4,058 of 7,514 parameters kept (54.0 %)"),
+    "dense": (
+        changed(SMALL, sparsity={"method": METHOD(kind="dense")}),
+        "dense: 7,514 parameters; SAD is of the 2:4 masks that pruning would give",
+    ),
+    "unstructured": (
+        changed(SMALL, sparsity={"pattern": "1:1", "method": METHOD(kind="gmp", end_at=8, every=4)}),
+        "gmp, every 4, end_at 8: 2 of 4 layers sparse, unstructured; 7,514 parameters before pruning",
+    ),
+    "patterns by layer": (
+        changed(SMALL, sparsity={"pattern": None, "rules": ("conv2=2:4", "conv3=1:4")}),
+        "srste 2:4, 1:4, decay 0.005: 2 of 4 layers sparse, 2,906 of 7,514 parameters kept (38.7 %)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OPENINGS)
+def test_the_first_lines_say_what_is_trained(case, tmp_path):
+    config, sparse = OPENINGS[case]
+    lines = lines_of(config, tmp_path / "run", recipe="digits")
+    assert lines[:2] == [
+        f"run {tmp_path / 'run'}: digits, cnn on digits, 12 steps of 32 images, seed 1, on cpu ({cpu_name()})",
+        sparse,
+    ]
+    assert lines[2].startswith("step 4  loss"), "and no more"
+
+
+def test_a_resumed_run_says_from_where_and_epochs_are_told(tmp_path):
+    config = changed(SMALL, engine={"epochs": 0.25, "steps": None, "eval_every": 1.0, "checkpoint_every": 1.0}, schedule={"warmup": 0.0})
+    stopped_at(config, tmp_path / "run", 8)
+    first, second = lines_of(config, tmp_path / "run", resume=True)[:2]
+    assert first.startswith(
+        f"run {tmp_path / 'run'}, resumed from step 8: cnn on digits, 0.25 epochs, 11 steps of 32 images, seed 1, on cpu"
+    )
+    assert second == OPENINGS["2:4"][1]
+
+
+def test_a_terminal_shows_names_as_they_are_and_commands_in_one_piece(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    out = tmp_path / "with [red] brackets and many more letters than a line"
+    bar = Bar(out)
+    train(SMALL, out, sinks=[bar])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert lines[0].startswith(f"run {out}: cnn on digits, 12 steps of 32 images, seed 1, on cpu (")
+    assert lines[1] == OPENINGS["2:4"][1]
+    assert lines[-1] == f"to look at it: nofm report '{out}'"
+    assert any(line.startswith(f"{out}: accuracy ") for line in lines)
 
 
 # ---- what a method finds by itself ----

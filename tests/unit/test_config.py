@@ -14,7 +14,8 @@ import pytest
 from nofm.cli.options import parse
 from nofm.engine.config import ConfigError, EngineConfig, MethodConfig, RunConfig
 from nofm.engine.problems.classification import OWN_MODELS
-from nofm.engine.resolve import differences, from_dict, keys, leaves, merge, near, near_path, read_toml, says, to_dict
+from nofm.engine.resolve import differences, from_dict, keys, leaves, merge, near, near_key, near_path, read_toml, says, to_dict
+from nofm.engine.synonyms import SYNONYMS
 from nofm.engine.validate import METHOD_OPTIONS, check
 from nofm.recipes import RECIPES, describe, find, listed
 
@@ -113,7 +114,11 @@ TYPED_KEYS = {
     "lr": ["optim.lr"],
     "optim.Lr": ["optim.lr"],
     "schedule.lr": ["optim.lr"],
-    "optim.learning_rate": [],
+    "optim.learning_rate": ["optim.lr"],
+    "Learning-Rate": ["optim.lr"],
+    "wd": ["optim.weight_decay"],
+    "lambda": ["sparsity.method.decay"],
+    "method": ["sparsity.method.kind"],
     "engine.epoch": ["engine.epochs"],
     "engine.batchsize": ["engine.batch_size"],
     "batch-size": ["engine.batch_size"],
@@ -123,20 +128,20 @@ TYPED_KEYS = {
     "optim.decay": ["optim.weight_decay", "sparsity.method.decay"],
     "sparsity.patern": ["sparsity.pattern"],
     "sparsity.method.decy": ["sparsity.method.decay"],
-    "sparsity.method.lambda": [],
+    "sparsity.method.lambda": ["sparsity.method.decay"],
     "model": ["model.name", "model.width", "model.layers"],
     "engine.foo": [],
     "engine.zzz": [],
-    "engine.gpu": [],
-    "engine.amp": [],
+    "engine.gpu": ["device"],
+    "engine.amp": ["engine.precision"],
     "engine.verbose": [],
-    "engine.save_every": [],
+    "engine.save_every": ["engine.checkpoint_every"],
     "schedule.type": ["schedule.kind"],
     "optim.name": ["optim.kind", "model.name", "data.name"],
     "sparsity.method.name": ["sparsity.method.kind", "model.name", "data.name"],
     "model.kind": ["model.name", "task.kind", "sparsity.method.kind"],
     "type": [],
-    "data.path": [],
+    "data.path": ["data.root"],
     "data.dir": [],
     "zzz": [],
 }
@@ -164,7 +169,15 @@ def suggested(hint: str) -> list[str]:
 
 @pytest.mark.parametrize("word", TYPED_KEYS)
 def test_near_keys(word):
-    assert suggested(near(word, keys())) == TYPED_KEYS[word]
+    assert suggested(near_key(word, keys())) == TYPED_KEYS[word]
+
+
+@pytest.mark.parametrize("word", SYNONYMS)
+def test_words_of_other_tools_lead_to_a_key_that_their_letters_do_not(word):
+    meant = SYNONYMS[word]
+    assert meant in keys()
+    assert suggested(near(word, keys())) != [meant], "near finds it without the table"
+    assert word not in {key.rpartition(".")[2] for key in keys()}, "it is a name here"
 
 
 @pytest.mark.parametrize("word", TYPED_WORDS)

@@ -59,3 +59,15 @@ def test_lines_of_the_pictures_break(positive):
     assert [[10 * x for x in line.get_xdata()] for line in axes.lines] == seen
     assert axes.get_legend_handles_labels()[1] == ["a"]
     assert [stat.mean for stat in band(two).stats][:3] == [4.0, 2.0, 0.5]
+
+
+@pytest.mark.parametrize("log", [True, False], ids=["logarithmic", "linear"])
+@pytest.mark.parametrize("values", [[0.0327, 0.0329], [3.0, 9.0], [123456.0, 123460.0], [2e-5, 3e-5], [1.0, 1.6]], ids=str)
+def test_labels_of_the_page_lie_inside_their_drawing(values, log):
+    svg = curves("Flip rate", "flips", [Line("a", found(values), "s0")], log=log).svg
+    places = re.findall(r"<text style=\"[^\"]*text-anchor: end[^\"]*\" x=\"([\d.]+)\"[^>]*>([^<]+)</text>", svg)
+    assert 2 <= len(places) <= 7
+    labels = [label for _, label in places]
+    assert len(set(labels)) == len(labels), "each tick has a number of its own"
+    for x, label in places:
+        assert float(x) >= 7.5 * len(label), f"{label!r} ends {x} px from the left edge"  # in 12.8 px type, the page's largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -18,7 +19,7 @@ from nofm.recipes.study import run_name
 from nofm.report.claims import Interval, difference, verdict
 from nofm.report.errors import ReportError
 from nofm.report.measures import MEASURES
-from nofm.report.study import Measured, read_rows, runs_csv, write_study
+from nofm.report.study import Measured, read_rows, runs_csv, watched_alone, write_study
 from nofm.report.study_tables import claims_markdown, conditions, table_markdown, texts
 
 BASES = ("cifar10/resnet20", "cifar10/resnet18", "imagenet/resnet50", "digits")
@@ -233,11 +234,27 @@ def test_a_table_says_which_masks_a_dense_row_was_watched_by():
     ]
 
 
+@pytest.mark.parametrize(("pattern", "alone"), [("2:4", True), ("1:16", False)])
+def test_the_sad_of_a_dense_row_stands_beside_masks_of_its_pattern_only(pattern, alone):
+    rows = [{**FACTS["rows"][0], "watched": "1:16"}, {**FACTS["rows"][1], "pattern": pattern}]
+    facts = {**FACTS, "rows": rows}
+    assert watched_alone(rows) == ({"a"} if alone else set())
+    of_masks = "of the 1:16 masks that pruning would give"
+    told = f"not shown, since it is {of_masks}, and no other row has 1:16" if alone else of_masks
+    assert table_markdown(facts, ROWS).splitlines()[-1] == f"{SAD} For a: {told}."
+    cell = "" if alone else "1.50 ± 0.00 (of 1:16 masks)"
+    assert table_markdown(facts, ROWS, brief=True).splitlines()[2] == f"| a | 42.00 ± 1.41 | 50.0 % | {cell} | 2 |"
+    numbers = {row["row"]: row["sad"] for row in csv.DictReader(texts(facts, ROWS)["table.csv"].splitlines())}
+    assert numbers == {"a": "" if alone else "1.5", "b": "1.5"}
+    assert table_markdown(facts, {**ROWS, "b": []}, brief=True).count("1.50 ± 0.00 (of 1:16 masks)") == 1, "nothing to mistake it for"
+
+
 def test_what_is_written_down_of_a_study_names_the_masks_of_dense_rows(tmp_path):
     config = find("digits")  # whose pattern is 1:16
     note(tmp_path, "table1", STUDIES["table1"](config), config)
     facts = json.loads((tmp_path / "study.json").read_text())
     assert {row["label"]: row["watched"] for row in facts["rows"] if "watched" in row} == {"dense": "1:16"}
+    assert [row["pattern"] for row in facts["rows"][1:]] == [p for p in ("2:4", "4:8", "1:4", "2:8", "1:16") for _ in range(2)]
     assert facts["sad_every"] == config.engine.log_every
 
 

@@ -148,7 +148,7 @@ def note(folder: Path, name: str, study: Study, base: RunConfig) -> None:
             "runs": run_name(row.config, base),
             "config": digest(to_dict(row.config)),
             # A dense network has no masks; its SAD is of those that it would have by this pattern.
-            **({"watched": row.config.sparsity.pattern} if row.config.sparsity.method.kind == "dense" else {}),
+            "watched" if row.config.sparsity.method.kind == "dense" else "pattern": row.config.sparsity.pattern,
         }
         for row in study.rows
     ]

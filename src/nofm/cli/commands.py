@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["analyse", "check", "completion", "cost", "recipes", "report"]
 
 
-def recipes(glob: Positional[str] = "*") -> int:
-    """List the recipes that match a glob, such as "cifar10/*".
+def recipes(glob: Positional[Annotated[str, arg(metavar="[GLOB]", help_behavior_hint="")]] = "*") -> int:
+    """List the recipes, with a line about each.
 
     Args:
-        glob: Which ones.
+        glob: Only those whose names match, such as "cifar10/*".
     """
     from ..recipes import RECIPES, describe, listed
 
@@ -45,7 +45,7 @@ def report(
     """Compare runs: a table here, and one self-contained HTML page with everything. Runs that differ in the seed alone are one row.
 
     Args:
-        runs: Run folders, as `nofm train --out` leaves them.
+        runs: Run folders, as `nofm train --out` leaves them, or folders of runs: of `--seeds`, of a study.
         out: The page; CSV and JSON go beside it. Where nothing is said, report.html in the run folder, or in the one that holds all runs.
         picture: Draw the curves as FILE.png too, for a README or a slide.
     """
@@ -132,7 +132,10 @@ def _weights_of(path: Path) -> Path:
     return result if path == run else path
 
 
-def analyse(run: Positional[Path], steps: tuple[int, int] | None = None) -> int:
+def analyse(
+    run: Positional[Annotated[Path, arg(metavar="RUN")]],
+    steps: Annotated[tuple[int, int] | None, arg(metavar="A B", help_behavior_hint="")] = None,
+) -> int:
     """SAD between two steps of a run whose masks were saved, layer by layer: how many weights changed between kept and pruned.
 
     Args:
@@ -179,8 +182,8 @@ def _mask_sizes(path: Path) -> dict[str, int]:
 
 
 def cost(
-    model: Positional[str],
-    pattern: str | None = None,
+    model: Positional[Annotated[str, arg(metavar="MODEL")]],
+    pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
     preset: Literal["default", "paper", "asp", "all"] = "default",
     input: Annotated[tuple[int, ...], arg(metavar="C H W")] = (3, 224, 224),
 ) -> int:
@@ -188,8 +191,9 @@ def cost(
 
     Args:
         model: torchvision/NAME, timm/NAME, or one of nofm's own (cnn, cifar/resnet20, ...).
-        pattern: N:M; dense where nothing is said.
-        preset: Which layers stay dense by custom.
+        pattern: Of the sparse layers; where nothing is said, only the dense numbers.
+        preset: Which layers stay dense by custom: the first convolution and the classifier (default), the classifier (paper), those that
+            NVIDIA's ASP leaves out (asp), or none (all).
         input: Channels, height and width of an image.
     """
     from ..engine.problems.classification import MODEL_PREFIXES, OWN_MODELS, SMALL_MODELS

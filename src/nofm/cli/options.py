@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..engine.problems import PROBLEMS
-from ..engine.resolve import choices, from_dict, leaves, merge, near, read_toml, says, to_dict
+from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
 
@@ -146,7 +146,7 @@ def _look_at(key: str, texts: list[str]) -> None:
     name = positive(key)
     if name not in _known():
         inside = [k for k in _known() if k.startswith(f"{name}.")]
-        hint = f"; it is a group: --{inside[0]}, ..." if inside else re.sub(r"'([\w.]+)'", r"'--\1'", near(name, _known()))
+        hint = f"; it is a group: --{inside[0]}, ..." if inside else re.sub(r"'([\w.]+)'", r"'--\1'", near_key(name, _known()))
         raise ConfigError(f"--{key}: no such option{hint or '; nofm train RECIPE --help lists those of its task'}")
     kind = _known()[name]
     shown = " ".join(texts)

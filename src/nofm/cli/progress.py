@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..engine.folder import Sink
+from .opening import opening
 
 __all__ = ["Bar", "Lines", "make_progress"]
 
@@ -56,11 +58,6 @@ class _Seen:
         return said
 
 
-def _other_processes(start: dict[str, Any]) -> str:
-    before = start.get("processes_before")
-    return "" if before is None else f" of {before} processes by {start['processes']}, with new generators"
-
-
 class Lines:
     """One plain line for each measurement."""
 
@@ -71,8 +68,7 @@ class Lines:
         self._seen.take(event)
         kind, step = event["event"], event["step"]
         if kind == "start":
-            resumed = event["resumed_from"]
-            self._say(f"run {self._out}" + ("" if resumed is None else f", resumed from step {resumed}") + _other_processes(event))
+            self._say("\n".join(opening(self._out, event)))
         elif kind == "sad":  # the last event of a line of the log
             self._say(f"step {step}  " + "  ".join(self._seen.words(metric=False)))  # evaluations have lines of their own
         elif kind == "found":
@@ -103,21 +99,26 @@ class Bar:
                 for task in self.tasks:
                     yield Text(task.fields["words"], style="dim", no_wrap=True, overflow="ellipsis")
 
-        self._progress = TwoLines(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = TwoLines(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._out, self._seen = out, _Seen()
         self._shown: Any = None
 
     def log(self, event: dict[str, Any]) -> None:
         self._seen.take(event)
         if event["event"] == "start":
+            self._say(*opening(self._out, event))
             self._progress.start()
             self._shown = self._progress.add_task(self._out.name, total=event.get("steps"), words="")
         if self._shown is not None:
             self._progress.update(self._shown, completed=event["step"], words="  ".join(self._seen.words(metric=True)))
         if event["event"] == "end":
             self._progress.stop()
-            self._progress.console.print(f"{self._out}: " + "  ".join(f"{n} {v:.4f}" for n, v in event["metrics"].items()))
-            self._progress.console.print(f"to look at it: nofm report {self._out}")
+            self._say(f"{self._out}: " + "  ".join(f"{n} {v:.4f}" for n, v in event["metrics"].items()))
+            self._say(f"to look at it: nofm report {shlex.quote(str(self._out))}")
+
+    def _say(self, *lines: str) -> None:
+        for line in lines:  # as they are: a folder's name is no markup, and a command is copied in one piece
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._progress.stop()

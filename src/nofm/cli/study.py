@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import shlex
 from pathlib import Path
 from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
+from ..engine.resolve import near_path
 from ..recipes import RECIPES, find
 from ..recipes.studies import STUDIES, check_names, find_studies
 from ..recipes.study import Study
@@ -75,6 +77,8 @@ def command(args: list[str]) -> int:
     names = args[:count]
     check_names(names)
     args = [*names, *completed(args[count:])]
+    if "--table" in args:
+        _check_runs_are_there(names, args[count:])
     wishes, rest = _wishes(args[count:])
 
     from ..engine.signals import Stopped, listening
@@ -112,6 +116,20 @@ def command(args: list[str]) -> int:
     return 0
 
 
+def _check_runs_are_there(names: list[str], options: list[str]) -> None:
+    """Raise where --table has nothing to make a table of, before a folder is made for it."""
+    out, others = taken(options, "--out", "")
+    into, _ = taken(others, "--into", out)
+    if not out or any(Path(out).glob("runs/*/seed-*/run.json")) or any(Path(into).glob("*/runs.csv")):
+        return
+    lacks = "has no runs (runs/NAME/seed-N)" if Path(out).is_dir() else "no such folder"
+    hint = "" if Path(out).is_dir() else near_path(Path(out), (path for path in Path(out).parent.glob("*") if path.is_dir()))
+    raise ConfigError(
+        f"--out {out}: {lacks}, and --table writes the tables of runs that are there; to train them, "
+        f"nofm study {' '.join(names)} --on {taken(others, '--on', 'RECIPE')[0]} --out {shlex.quote(out)}{hint}"
+    )
+
+
 def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, *, may_be_empty: bool) -> None:
     """The tables of all studies that have finished runs."""
     from ..report.errors import ReportError
@@ -128,9 +146,10 @@ def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, *,
                 print("no figure: matplotlib is not installed, pip install 'nofm[report]' (in a clone '.[report]'); --table draws it later")
         except Unfinished as error:
             unfinished.append(error)
-            print(error, flush=True)
     if len(unfinished) == len(studies) and not may_be_empty:
-        raise unfinished[0]
+        raise ConfigError("\n".join(map(str, unfinished)))
+    for found in unfinished:
+        print(found, flush=True)
 
 
 def _wishes(args: list[str]) -> tuple[_Wishes, list[str]]:

@@ -146,13 +146,15 @@ class MethodConfig:
     __pydantic_config__: ClassVar[dict[str, object]] = _FORBID
 
     kind: str = "srste"
-    """dense, ste, srste, asp, rigl, gmp, ...: a name of nofm.METHODS."""
+    """dense, ste, srste or asp for N:M; with sparsity.pattern 1:1 the unstructured gmp, rigl, set, snfs, dsr, deepr, str, dnw, snip,
+    lottery and ste_unstructured."""
     decay: float | Literal["auto"] | None = None
     """srste: lambda of the paper, or auto to find it by the flip rate in the first `probe` steps."""
     refine: Literal["weight", "sign", "gradient"] | None = None
-    """srste: Eq. 4, 5 or 6."""
+    """srste: what the term is made of: weight (Eq. 4, where nothing is said), sign (Eq. 5) or gradient (Eq. 6)."""
     placement: Literal["gradient", "decoupled", "backward"] | None = None
-    """srste: where the term is added."""
+    """srste: where the term is added: to the gradient (as in the paper, where nothing is said), decoupled, to the weight itself as
+    AdamW's decay, or in backward, as the code released with the paper does."""
     target: float | None = None
     """srste with decay auto: the flip rate wanted, as share of weights in a step; 0.6 of STE's own where nothing is said."""
     probe: Length | None = None
@@ -206,11 +208,12 @@ class SparsityConfig:
     rules: tuple[str, ...] = ()
     """Instead of a pattern: GLOB=N:M or GLOB=dense for layers by name, first match wins."""
     preset: Literal["default", "paper", "asp", "all"] = "default"
-    """Which layers stay dense by custom."""
+    """Which layers stay dense by custom: the first convolution and the classifier (default), the classifier (paper), those that NVIDIA's
+    ASP leaves out (asp), or none (all)."""
     skip: tuple[str, ...] = ()
     """Globs of layers that stay dense."""
     axis: Literal["input", "flat"] = "input"
-    """Where groups lie."""
+    """Where groups lie: along the input channels (input), as sparse hardware reads them, or along the flattened kernel (flat)."""
     budget: float | None = None
     """Instead of a pattern: the share of all weights of sparse layers that is kept, above 0 and up to 1; patterns differ by layer."""
     allocation: Literal["uniform", "erk", "magnitude", "sensitivity"] | None = None

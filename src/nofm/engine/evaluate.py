@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import signal
 import time
@@ -89,10 +90,17 @@ class Evaluation:
         except (ValueError, TypeError, KeyError, OSError):
             raise ConfigError(f"{self.file}: does not hold an evaluation; measure it again with --again, or remove it") from None
         now = json.loads(json.dumps(self.asked()))
-        if changed := [key for key in _flat(now) | _flat(before) if _flat(now).get(key) != _flat(before).get(key)]:
+        if changed := [key for key in _flat(now) | _flat(before) if not _same(key, _flat(before).get(key), _flat(now).get(key))]:
             said = "; ".join(f"{key} was {_flat(before).get(key)} and is {_flat(now).get(key)}" for key in changed[:3])
             raise ConfigError(f"{self.file}: is another evaluation, {said}. Give another --name, or --again to replace it")
         return found
+
+
+def _same(key: str, was: Any, now: Any) -> bool:
+    """Whether two settings are one: `data` and `./data/` are the same folder."""
+    if was == now or key != "settings data.root" or not (isinstance(was, str) and isinstance(now, str)):
+        return bool(was == now)
+    return os.path.exists(was) and os.path.exists(now) and os.path.samefile(was, now)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

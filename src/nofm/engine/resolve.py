@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .config import ConfigError, RunConfig
+from .synonyms import SYNONYMS
 
 __all__ = [
     "Origins",
@@ -31,6 +32,7 @@ __all__ = [
     "leaves",
     "merge",
     "near",
+    "near_key",
     "near_path",
     "read_toml",
     "says",
@@ -122,6 +124,12 @@ def near(word: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, close[:3]))}?" if close else ""
 
 
+def near_key(key: str, allowed: Iterable[str]) -> str:
+    """As `near`, for a key of a configuration: one that has another name here is told that name."""
+    meant = SYNONYMS.get(_parted(key)[1].lower().replace("-", "_"))
+    return near(key, allowed) if meant is None else f"; did you mean {meant!r}?"
+
+
 def near_path(path: Path, siblings: Iterable[Path]) -> str:
     """As `near`, for a file or folder: the one beside it with a name like its own."""
     names = {sibling.name: sibling for sibling in siblings}
@@ -188,7 +196,7 @@ def _complaint(problem: dict[str, Any], origins: Origins) -> str:
         key = ".".join(names := names[:-1])
     value = problem["input"]
     if unknown:
-        return f"{origins.get(key, f'{key} =')} {value}: no such key{near(key, keys())}"
+        return f"{origins.get(key, f'{key} =')} {value}: no such key{near_key(key, keys())}"
     kind = leaves().get(key)
     allowed = "a group of keys" if kind is None else says(kind)
     hint = ""

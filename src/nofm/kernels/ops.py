@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -22,15 +23,18 @@ from .ways import way_for
 __all__ = ["compiled_masked", "mask", "masked", "refine_all_", "register_operator"]
 
 
-_FLEETS: dict[tuple[int, Grouping], Fleet] = {}  # of layers that are masked by themselves, by where their weights lie
+# Of layers that are masked by themselves, by thread and by where their weights lie. A fleet is not for two threads at once: one could
+# leave the plan of its view of a weight for the other, which has another view. (Thread numbers come again, as DataParallel's do in every
+# forward, so that its tables are found again too.)
+_FLEETS: dict[tuple[int, int, Grouping], Fleet] = {}
 
 
 def _fleet_of(weight: Tensor, grouping: Grouping) -> Fleet:
     """The fleet that has served a weight at this place before. It looks itself whether anything else is new."""
-    key = weight.data_ptr(), grouping
+    key = get_ident(), weight.data_ptr(), grouping
     fleet = _FLEETS.get(key)
     if fleet is None:
-        if len(_FLEETS) == 4096:  # weights that have gone
+        if len(_FLEETS) >= 4096:  # weights that have gone; more than that where two threads have looked at once
             _FLEETS.clear()
         fleet = _FLEETS[key] = Fleet()
     return fleet

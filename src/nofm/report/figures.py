@@ -18,7 +18,6 @@ from typing import Any
 
 from .compare import Band, stat, stretches, thin_band
 from .kernels import SHOWN, LayerShapes
-from .units import big
 
 __all__ = [
     "DEPTHS",
@@ -30,6 +29,7 @@ __all__ = [
     "curves",
     "depth_colour",
     "kernel_picture",
+    "log_ticks",
     "plain",
     "series_colour",
     "strip",
@@ -38,6 +38,7 @@ __all__ = [
 SERIES, DEPTHS = 8, 10  # how many --s0.. and --d0.. colours the style sheet has
 PROGRESS = "progress (optimizer steps)"
 _WIDTH, _POINTS = 400, 300  # pixels of a drawing at its natural size; points drawn of a curve
+_LETTER = 7.6  # pixels of a figure of a label where the page's type is largest
 _TEXT, _MUTED, _GRID, _CARD = "#010100", "#010101", "#010102", "#010103"
 _VARIABLES = {_TEXT: "--text", _MUTED: "--muted", _GRID: "--grid", _CARD: "--card"}
 # Lines differ in their dashes too, for eyes and printers that do not tell the colours apart.
@@ -114,6 +115,7 @@ def curves(
         end = max((line.band.steps[-1] for line in lines), default=1)
         axes.set_xlim(0, end * 1.02)  # from the start to the end, also where nothing is drawn there
         _style(axes, PROGRESS, y)
+        _make_room_for_labels(axes)
     keys = tuple(Key(line.colour, f"line{line.dash}", line.name) for line in lines)
     return Picture(title, caption, keys if len(keys) <= named else (keys[0], keys[-1]), svg[0])
 
@@ -193,7 +195,7 @@ def _placeholder(colour: str) -> str:
 
 
 def _style(axes: Any, x: str, y: str, across: bool = True) -> None:
-    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
@@ -213,19 +215,37 @@ def _style(axes: Any, x: str, y: str, across: bool = True) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(FuncFormatter(plain))
         return
+    log_ticks(axes)
+
+
+def log_ticks(axes: Any) -> None:
+    """On a logarithmic y axis, a few plain numbers; what is drawn must be there already."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
     low, high = axes.get_ylim()
-    within_a_decade = high / low < 30
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if within_a_decade else (1,), numticks=8))
+    few = MaxNLocator(4) if high / low < 4 else LogLocator(subs=(1, 2, 5) if high / low < 30 else (1,), numticks=8)
+    axes.yaxis.set_major_locator(few)
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(plain))
 
 
+def _make_room_for_labels(axes: Any) -> None:
+    """Move the left edge to the right where a label of the y axis is too long for the usual margin."""
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high]
+    letters = max(map(len, axes.yaxis.get_major_formatter().format_ticks(ticks)), default=0)
+    left, bottom, width, height = axes.get_position().bounds
+    needed = max(left, (6 + _LETTER * letters) / _WIDTH)
+    axes.set_position((needed, bottom, left + width - needed, height))
+
+
 def plain(value: float, _: int = 0) -> str:
-    """A tick label without powers: 8,000, 25k, 0.02, and 1e-4 only where nothing else would be read."""
+    """A tick label without powers: 8,000, 25k, 0.02, and 1e-4 only where nothing else would be read; no other number than the tick's."""
     value = float(f"{value:.6g}")  # 0.30000000000000004
-    if abs(value) >= 1e4:
-        return big(value).replace(" ", "")
-    return f"{value:,g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.0e}".replace("e-0", "e-")
+    for limit, unit, letter in ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / unit:g}{letter}"
+    return f"{value:,g}" if value == 0 or abs(value) >= 1e-3 else f"{value:g}".replace("e-0", "e-")
 
 
 @contextmanager

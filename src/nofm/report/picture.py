@@ -4,54 +4,60 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from . import curves
 from .compare import Band, Group, stretches
-from .figures import plain
+from .figures import log_ticks
 from .units import unit_of
 
-__all__ = ["drawn"]
+__all__ = ["drawn", "figure_of"]
 
 _COLOURS = ("#555555", "#d95f02", "#1b7f79", "#7a4fb5", "#c2287f", "#2f6fb3", "#8a6d00", "#a33b20")
+_LETTERS = 80  # that a title of this size has room for
 
 
 def drawn(groups: Sequence[Group]) -> bytes:
     """The bytes of the picture: mean and spread over the seeds of each group."""
     import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):  # a dollar in a name is a dollar
+        file = io.BytesIO()
+        figure_of(groups).savefig(file, format="png", dpi=130, metadata={"Software": None})
+    return file.getvalue()
+
+
+def figure_of(groups: Sequence[Group]) -> Any:
+    """The picture as matplotlib has it."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
 
     runs = [run for group in groups for run in group.runs]
     metric = next(iter(curves.metric_names(runs)), None)
     patterns = ", ".join(dict.fromkeys(layer.words for run in runs for layer in run.layers if layer.pattern))
-    with matplotlib.rc_context({"text.parse_math": False}):
-        figure: Any = Figure(figsize=(7, 7), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        for index, group in enumerate(groups):
-            colour = _COLOURS[index % len(_COLOURS)]
-            if metric is not None:
-                most = 100.0 if unit_of(metric).unit == "%" else math.inf
-                _draw(above, group.label, group.band(partial(curves.evals, metric=metric)), colour, 1.0, most)
-            _draw(below, group.label, group.band(curves.flip_rate), colour, 100.0, math.inf, positive=True)
+    figure: Any = Figure(figsize=(7, 7), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    for index, group in enumerate(groups):
+        colour = _COLOURS[index % len(_COLOURS)]
         if metric is not None:
-            above.set_ylabel(unit_of(metric).axis)
-            if unit_of(metric).unit == "%":
-                above.set_ylim(_end_in_view(groups, metric), 100.5)
-        above.set_title(
-            f"{', '.join(dict.fromkeys(run.info['recipe'] for run in runs))}, {patterns} sparse layers; mean and spread of seeds"
-        )
-        below.set(ylabel="weights whose mask flips (% a step)", xlabel="step", yscale="log")
-        below.set_title("Mask movement: SAD between records, per weight and step", fontsize=10)
-        below.yaxis.set_major_formatter(FuncFormatter(plain))
-        for axes in (above, below):
-            axes.grid(alpha=0.25)
-            axes.legend(frameon=False, loc="lower right" if axes is above else "upper right")
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
-    return file.getvalue()
+            most = 100.0 if unit_of(metric).unit == "%" else math.inf
+            _draw(above, group.label, group.band(partial(curves.evals, metric=metric)), colour, 1.0, most)
+        _draw(below, group.label, group.band(curves.flip_rate), colour, 100.0, math.inf, positive=True)
+    if metric is not None:
+        above.set_ylabel(unit_of(metric).axis)
+        if unit_of(metric).unit == "%":
+            above.set_ylim(_end_in_view(groups, metric), 100.5)
+    title = f"{', '.join(dict.fromkeys(run.info['recipe'] for run in runs))}, {patterns} sparse layers; mean and spread of seeds"
+    above.set_title(textwrap.fill(title, _LETTERS), fontsize=10)
+    below.set(ylabel="weights whose mask flips (% a step)", xlabel="step", yscale="log")
+    below.set_title("Mask movement: SAD between records, per weight and step", fontsize=10)
+    log_ticks(below)
+    for axes in (above, below):
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, loc="lower right" if axes is above else "upper right")
+    return figure
 
 
 def _draw(axes: Any, name: str, band: Band, colour: str, scale: float, most: float, positive: bool = False) -> None:

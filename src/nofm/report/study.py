@@ -34,6 +34,7 @@ __all__ = [
     "read_facts",
     "read_rows",
     "runs_csv",
+    "watched_alone",
     "write_study",
 ]
 
@@ -133,6 +134,13 @@ def read_facts(path: Path) -> Facts:
     except (OSError, ValueError) as error:
         raise ReportError(path, f"cannot be read ({error}); `nofm study` writes it") from None
     return facts
+
+
+def watched_alone(rows: Sequence[Facts]) -> set[str]:
+    """The labels of dense rows that are watched by a pattern which none of the other rows has: their SAD compares with nothing. Where
+    study.json is from before patterns were written down, none."""
+    patterns = {row["pattern"] for row in rows if row.get("pattern")}
+    return {row["label"] for row in rows if patterns and row.get("watched") and row["watched"] not in patterns}
 
 
 def runs_csv(rows: Rows) -> str:
@@ -238,13 +246,14 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
             missing = [] if any(own.seed == seed for own in here) else [replace(run, label=label)]
             rows[label] = sorted([*here, *missing], key=lambda run: run.seed)
     if not any(rows.values()):
-        raise Unfinished(folder, "no run of this study is finished yet")
+        raise Unfinished(folder, f"no run of this study is finished yet; nofm study {facts['name']} --out DIR goes on with them")
     files = {"runs.csv": runs_csv(rows), **texts(facts, rows)}
     for name, text in files.items():
         (folder / name).write_text(text)
     if any(found.values()) and importlib.util.find_spec("matplotlib") is not None:
         from .study_figure import draw
 
-        draw(facts["title"], measure, {label: (found[label], rows[label]) for label in rows if rows[label]}, folder / "figure.png")
+        shown = {label: (found[label], rows[label]) for label in rows if rows[label]}
+        draw(facts["title"], measure, shown, folder / "figure.png", alone=watched_alone([r for r in facts["rows"] if r["label"] in shown]))
         files["figure.png"] = ""
     return [folder / name for name in files]

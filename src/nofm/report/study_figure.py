@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .compare import band, stretches, thin_band
 from .curves import Curve, evals, flip_rate
+from .figures import log_ticks
 from .measures import Measure
 from .read import Run
 from .study import Measured
 
-__all__ = ["draw"]
+__all__ = ["draw", "figure_of"]
 
 _POINTS = 200
 _LINES = ("-", "--", ":", "-.")
 _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 
 
-def draw(title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Run], Sequence[Measured]]], path: Path) -> None:
-    """Write a PNG. Each row: the runs whose folders are at hand, which have curves, and the numbers of all."""
-    import matplotlib
+def draw(
+    title: str,
+    measure: Measure,
+    rows: Mapping[str, tuple[Sequence[Run], Sequence[Measured]]],
+    path: Path,
+    alone: Container[str] = (),
+) -> None:
+    """Write a PNG. Each row: the runs whose folders are at hand, which have curves, and the numbers of all.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    alone   rows whose masks no other row's can be compared with.
+    """
+    figure_of(title, measure, rows, alone).savefig(path, dpi=110)
 
-    height = max(4.2, 0.24 * len(rows) + 1.6)
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, height), layout="constrained", width_ratios=(1, 1, 1.1))
+
+def figure_of(
+    title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Run], Sequence[Measured]]], alone: Container[str] = ()
+) -> Any:
+    """The picture as matplotlib has it."""
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(15, max(4.2, 0.24 * len(rows) + 1.6)), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
     figure.suptitle(title)
     styles = _styles(rows)
     for number, (label, (runs, numbers)) in enumerate(rows.items()):
@@ -38,12 +52,14 @@ def draw(title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Run], S
             epoch = _steps_of_an_epoch(runs[0])
             averaged = numbers[0].metric.startswith("ema_")
             _draw(left, [_scaled(evals(run, measure.name, averaged), measure.factor) for run in runs], epoch, label, style)
-            _draw(middle, [_scaled(flip_rate(run), 100) for run in runs], epoch, label, style, positive=True)
+            if label not in alone:
+                _draw(middle, [_scaled(flip_rate(run), 100) for run in runs], epoch, label, style, positive=True)
         final = [measure.factor * run.score for run in numbers]
         right.plot(final, [number] * len(final), "o", color=style["color"], alpha=0.5, markersize=5)
         right.plot([sum(final) / len(final)], [number], "|", color="black", markersize=12)
     left.set(xlabel="epoch", ylabel=measure.words, title="Test score, mean over seeds")
     middle.set(xlabel="epoch", ylabel="weights that change side in a step (%)", title="Mask movement", yscale="log")
+    log_ticks(middle)
     right.set(
         xlabel=f"{measure.words}, at the end",
         title="Every run (dots) and the mean (bar)",
@@ -55,8 +71,7 @@ def draw(title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Run], S
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    return figure
 
 
 def _styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 from .claims import Interval, difference, verdict
 from .compare import Stat, stat
 from .measures import MEASURES, Measure
-from .study import Facts, Measured, Rows, as_csv
+from .study import Facts, Measured, Rows, as_csv, watched_alone
 from .units import big
 
 __all__ = ["claims_markdown", "conditions", "table_markdown", "texts"]
@@ -39,15 +39,16 @@ def _stat(found: Sequence[Measured], value: Callable[[Measured], float]) -> Stat
 
 def _numbers(facts: Facts, row: Facts, rows: Rows) -> dict[str, Any]:
     found = rows[row["label"]]
-    score, sad = _stat(found, lambda run: run.score), _stat(found, lambda run: run.sad)
+    alone = row["label"] in watched_alone([other for other in facts["rows"] if rows[other["label"]]])
+    score, sad = _stat(found, lambda run: run.score), None if alone else _stat(found, lambda run: run.sad)
     numbers = {
         "row": row["label"],
         "n": score.n,
         "metric": found[0].metric,
         "score": score.mean,
         "score_sd": score.spread,
-        "sad": sad.mean,
-        "sad_sd": sad.spread,
+        "sad": sad and sad.mean,
+        "sad_sd": sad and sad.spread,
         "kept": _stat(found, lambda run: run.kept).mean,
         "params": _stat(found, lambda run: run.params).mean,
         "macs": found[0].macs,
@@ -91,7 +92,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
     four, and no line below it."""
     measure = MEASURES[facts["task"]]
     there = [(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]] and wanted(row["label"])]
-    elsewhere = [] if brief else _evaluations(rows)
+    elsewhere, alone = [] if brief else _evaluations(rows), watched_alone([row for row, _ in there])
     columns: dict[str, list[str]] = {
         "": [row["label"] for row, _ in there],
         measure.words: [_text(_stat(found, lambda run: measure.factor * run.score), measure.digits) for _, found in there],
@@ -100,7 +101,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         "weights kept in sparse layers": [f"{_text(_stat(found, lambda run: 100 * run.kept), 1, silent=0.05)} %" for _, found in there],
         _PARAMETERS: [big(_stat(found, lambda run: run.params).mean) for _, found in there],
         _MACS: [big(found[0].macs) if found[0].macs else "" for _, found in there],
-        _SAD: [_text(_stat(found, lambda run: run.sad), 2) for _, found in there],
+        _SAD: ["" if row["label"] in alone else _text(_stat(found, lambda run: run.sad), 2) for row, found in there],
         "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
         "seeds": [str(len(found)) for _, found in there],
         _PAPER: [row["paper"] for row, _ in there],
@@ -109,7 +110,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         del columns["epochs"]
     if brief:
         columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _PAPER)}
-        watched = [f" (of {row['watched']} masks)" if row.get("watched") else "" for row, _ in there]
+        watched = [f" (of {row['watched']} masks)" if row.get("watched") and row["label"] not in alone else "" for row, _ in there]
         columns[_SAD] = [cell + note for cell, note in zip(columns[_SAD], watched, strict=True)]
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
     lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
@@ -124,7 +125,12 @@ def _about_sad(facts: Facts, rows: Sequence[Facts]) -> str:
     for row in rows:
         if row.get("watched"):
             by_pattern.setdefault(row["watched"], []).append(row["label"])
-    return said + "".join(f" For {', '.join(labels)}: of the {p} masks that pruning would give." for p, labels in by_pattern.items())
+    alone = watched_alone(rows)
+    for pattern, labels in by_pattern.items():
+        masks = f"of the {pattern} masks that pruning would give"
+        lone = f"not shown, since it is {masks}, and no other row has {pattern}"
+        said += f" For {', '.join(labels)}: {lone if alone & {*labels} else masks}."
+    return said
 
 
 def _beside(found: Sequence[Measured], metric: str, measure: Measure) -> str:
