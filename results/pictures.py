@@ -41,7 +41,7 @@ def _table(section: dict[str, Any], count: int) -> str:
     return "\n".join([section["words"], "", *lines, ""])
 
 
-def main() -> None:
+def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("into", type=Path)
     parser.add_argument("runs", nargs="+", metavar="LABEL=RUN")
@@ -55,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

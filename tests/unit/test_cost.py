@@ -65,7 +65,17 @@ def test_by_hand():
     assert (cost.weights, cost.weights_sparse) == (cost.params - 16, cost.params_sparse - 16)
     assert (cost.macs, cost.macs_sparse) == (3 * 128 + 3 * 32, 3 * 32 + 3 * 32)
     assert [(layer.name, layer.density, layer.macs) for layer in cost.layers] == [("0", 0.25, 384), ("2", 1.0, 96)]
-    assert "multiply-adds (G)" in str(cost)
+    assert str(cost).splitlines()[1:4] == [
+        "parameters (k)                  0.184     0.088   0.478",
+        "  without norm layers (k)       0.168     0.072   0.429",
+        "multiply-adds (k)               0.480     0.192   0.400",
+    ]
+
+
+@pytest.mark.parametrize(("count", "shown"), [(99_999, "99.999 k"), (100_000, "0.100 M"), (99_999_999, "100.000 M"), (10**8, "0.100 G")])
+def test_counts_are_in_a_unit_that_shows_them(count, shown):
+    line = str(nofm.Cost(count, count, count, count, 7, 7.0, ())).splitlines()[1].split()
+    assert f"{line[2]} {line[1].strip('()')}" == shown
 
 
 def test_attention_projections_are_sparse_and_the_products_of_activations_are_not():

@@ -25,6 +25,7 @@ from ..sparsify import unwrap
 __all__ = ["Cost", "LayerCost", "cost"]
 
 InputLike: TypeAlias = Sequence[int] | Tensor
+_UNITS = {"G": 1e9, "M": 1e6}  # and thousands below
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +60,19 @@ class Cost:
     def __str__(self) -> str:
         rows = [
             ("", "dense", "sparse", "ratio"),
-            _row("parameters (M)", self.params, self.params_sparse, 1e6),
-            _row("  without norm layers", self.weights, self.weights_sparse, 1e6),
-            _row("multiply-adds (G)", self.macs, self.macs_sparse, 1e9),
+            _row("parameters", self.params, (self.params, self.params_sparse)),
+            _row("  without norm layers", self.params, (self.weights, self.weights_sparse)),
+            _row("multiply-adds", self.macs, (self.macs, self.macs_sparse)),
         ]
-        lines = [f"{name:22}{dense:>10}{sparse:>10}{ratio:>8}" for name, dense, sparse, ratio in rows]
+        lines = [f"{name:27}{dense:>10}{sparse:>10}{ratio:>8}" for name, dense, sparse, ratio in rows]
         return "\n".join([*lines, "sparse multiply-adds = dense ones x density, for each product with a sparse weight"])
 
 
-def _row(name: str, dense: float, sparse: float, unit: float) -> tuple[str, str, str, str]:
-    return name, f"{dense / unit:.3f}", f"{sparse / unit:.3f}", f"{sparse / max(dense, 1):.3f}"
+def _row(name: str, largest: float, counts: tuple[float, float]) -> tuple[str, str, str, str]:
+    """A line with counts in the unit of the largest that they stand below, such as millions from a tenth of one on."""
+    unit, size = next(((unit, size) for unit, size in _UNITS.items() if largest >= 0.1 * size), ("k", 1e3))
+    dense, sparse = counts
+    return f"{name} ({unit})", f"{dense / size:.3f}", f"{sparse / size:.3f}", f"{sparse / max(dense, 1):.3f}"
 
 
 def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost:

@@ -60,14 +60,15 @@ class AveragePrecision:
         self._index += [int(image["index"]) for image in truth]
 
     def compute(self) -> dict[str, float]:
-        """From 0 to 1; -1 where there is no object of that size, as COCO writes it. To be called by all processes."""
+        """From 0 to 1, without the sizes of which there is no object (COCO writes -1 there). To be called by all processes."""
         metric, images = self._new(), self._of_all_processes()
         metric.update([], [])  # or it would warn that it was not
         for name in metric.metric_state:
             setattr(metric, name, [image[name] for image in images.values() if name in image])
         values = metric.compute()
         own = {"": "bbox_", "mask_": "segm_"} if self._masks else {"": ""}
-        return {f"{ours}{name}": float(values[f"{theirs}{name}"]) for ours, theirs in own.items() for name in _NAMES}
+        found = {f"{ours}{name}": float(values[f"{theirs}{name}"]) for ours, theirs in own.items() for name in _NAMES}
+        return {name: value for name, value in found.items() if value >= 0 or name.endswith("map")}
 
     def versions(self) -> dict[str, str]:
         """Of what computes it."""
