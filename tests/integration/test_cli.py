@@ -51,6 +51,17 @@ def test_help_comes_without_torch(args):
     assert result.stdout.strip()
 
 
+def test_a_long_text_of_the_help_is_one_paragraph(capsys, monkeypatch):
+    """Lines break where the terminal's do, and not where the source's do."""
+    monkeypatch.setenv("COLUMNS", "90")
+    assert main(["train", "digits", "--help"]) == 0
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    first = lines.index(next(line for line in lines if line.startswith("classification: cnn")))
+    text = lines[first : next(at for at in range(first, len(lines)) if "(default: cnn)" in lines[at]) + 1]
+    room = 90 - len("│       │ ")
+    assert all(len(line) + 1 + len(after.split()[0]) > room for line, after in zip(text, text[1:], strict=False)), text
+
+
 def test_help_names_every_command_and_recipe(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out

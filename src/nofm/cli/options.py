@@ -10,10 +10,9 @@ import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
-from ..engine.problems import PROBLEMS
 from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
@@ -76,9 +75,12 @@ def _forget_what_belonged_to_another_kind(values: dict[str, Any], base: dict[str
 def _read(recipe: str, config: RunConfig, args: list[str]) -> Options:
     import tyro
 
-    kind, about = (_listed(config.task.kind), _about(recipe, config)) if {"-h", "--help"} & set(args) else (Options, None)
-    default = kind(**{f.name: _as(kind, f.name, getattr(config, f.name)) for f in dataclasses.fields(RunConfig)})
-    return tyro.cli(kind, args=args, default=default, prog=f"nofm train {recipe}", description=about, use_underscores=True)
+    default, about = Options(**{f.name: getattr(config, f.name) for f in dataclasses.fields(RunConfig)}), None
+    if {"-h", "--help"} & set(args):
+        from .listed import as_listed, listed
+
+        default, about = as_listed(listed(Options, config.task.kind), default), _about(recipe, config)
+    return tyro.cli(type(default), args=args, default=default, prog=f"nofm train {recipe}", description=about, use_underscores=True)
 
 
 def _about(recipe: str, config: RunConfig) -> str:
@@ -86,28 +88,6 @@ def _about(recipe: str, config: RunConfig) -> str:
     others = [f"  {kind:14} nofm train {name} --help" for kind, name in examples.items() if kind != config.task.kind]
     more = f"Options of {config.task.kind} and of all tasks. What other tasks have besides is listed by:"
     return f"{describe(recipe)}\n\n" + "\n".join([more, *others])
-
-
-def _listed(task: str) -> type[Options]:
-    """`Options` for the help of one task: settings that only other tasks have are left out."""
-    from tyro.conf import Suppress
-
-    hidden = {key for problem in PROBLEMS.values() for key in problem.fields} - set(PROBLEMS[task].fields)
-    groups: dict[str, Any] = {}
-    for name in ("task", "model", "data"):
-        group = typing.get_type_hints(RunConfig)[name]
-        fields = {key.partition(".")[2]: kind for key, kind in leaves().items() if key in hidden and key.startswith(f"{name}.")}
-        own = {field: getattr(group, field) for field in fields}
-        own["__annotations__"] = {field: Annotated[kind, Suppress] for field, kind in fields.items()}
-        groups[name] = dataclass(frozen=True, kw_only=True)(type(group.__name__, (group,), own | {"__doc__": group.__doc__}))
-    own = {name: dataclasses.field(default_factory=group) for name, group in groups.items()} | {"__annotations__": groups}
-    return dataclass(frozen=True, kw_only=True)(type("Options", (Options,), own | {"__doc__": Options.__doc__}))
-
-
-def _as(kind: type[Options], name: str, value: Any) -> Any:
-    """A group of `value`s as the class that `kind` has for it."""
-    group: Any = typing.get_type_hints(kind)[name]
-    return group(**vars(value)) if dataclasses.is_dataclass(value) and type(value) is not group else value
 
 
 def pairs_of(args: list[str]) -> list[tuple[str, list[str]]]:
