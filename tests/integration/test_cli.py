@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pty
@@ -59,7 +60,7 @@ def test_a_long_text_of_the_help_is_one_paragraph(capsys, monkeypatch):
     first = lines.index(next(line for line in lines if line.startswith("classification: cnn")))
     text = lines[first : next(at for at in range(first, len(lines)) if "(default: cnn)" in lines[at]) + 1]
     room = 90 - len("│       │ ")
-    assert all(len(line) + 1 + len(after.split()[0]) > room for line, after in zip(text, text[1:], strict=False)), text
+    assert all(len(line) + 1 + len(after.split()[0]) > room for line, after in itertools.pairwise(text)), text
 
 
 def test_help_names_every_command_and_recipe(capsys):
