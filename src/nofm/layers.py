@@ -95,12 +95,11 @@ class Site:
 
     def freeze(self, mask: Tensor, lens: ste.Lens = ste.frozen) -> None:
         """Store `mask`, of the whole weight, and look through it from now on."""
+        stored = self.stored_mask
+        if stored is None or stored.device != mask.device:
+            mask = mask.clone()  # or the next one would be written into the caller's
         for module, param in self.users:
-            stored = _stored_mask(module, param)
-            if stored is not None and stored.device == mask.device:
-                stored.copy_(mask)  # where it is: a CUDA graph reads it there again
-            else:
-                module.register_buffer(_buffer(param), mask, persistent=False)  # adds no key to the state dict
+            _store_mask(module, param, mask)
         self.look_through(lens)
 
     def kept(self) -> int:
@@ -125,7 +124,12 @@ def sites(model: nn.Module) -> Iterator[Site]:
     for prefix, module in model.named_modules():
         if isinstance(module, SparseModule):
             for param in module._nofm:
-                found.setdefault(id(module._parameters[param]), []).append((prefix, module, param))
+                if (weight := module._parameters.get(param)) is None:
+                    raise LayerError(
+                        f"{layer_name(prefix, param)}: its {param} is no parameter any more, since somebody has parametrized, "
+                        "normalised or pruned it after sparsify_; undo that first"
+                    )
+                found.setdefault(id(weight), []).append((prefix, module, param))
     for (prefix, module, param), *others in found.values():
         users = ((module, param), *((other, its_param) for _, other, its_param in others))
         yield Site(layer_name(prefix, param), parameter_name(prefix, param), module, param, users)
@@ -149,10 +153,18 @@ def _stored_mask(module: nn.Module, param: str) -> Tensor | None:
     return module._buffers.get(_buffer(param))
 
 
+def _store_mask(module: nn.Module, param: str, mask: Tensor) -> None:
+    """Into the place of the one before, where there is one: a CUDA graph reads it there again, and so do the other users of a tied weight."""
+    stored = _stored_mask(module, param)
+    if stored is not None and stored.device == mask.device:
+        stored.copy_(mask)
+    else:
+        module.register_buffer(_buffer(param), mask, persistent=False)  # adds no key to the state dict
+
+
 def kept_weights(module: SparseModule, param: str) -> int:
     """How many weights of `param` are kept: as the pattern says, or as many as a stored mask has."""
-    stored, weight = _stored_mask(module, param), module._parameters[param]
-    assert weight is not None
+    stored, weight = _stored_mask(module, param), getattr(module, param)
     return module._nofm[param].grouping.kept(weight.shape) if stored is None or stored.is_meta else int(stored.sum())
 
 
@@ -259,7 +271,7 @@ class SparseModule(nn.Module):
         for param, sparse in self._nofm.items():
             if prefix + param in state_dict and _stored_mask(self, param) is not None:
                 weight = shards.whole(getattr(self, param).detach())
-                self._buffers[_buffer(param)] = _mask_anew(weight, sparse.grouping, _stored_mask(self, param))
+                _store_mask(self, param, _mask_anew(weight, sparse.grouping, _stored_mask(self, param)))
 
     def extra_repr(self) -> str:
         patterns = {param: str(sparse.grouping.pattern) for param, sparse in self._nofm.items()}

@@ -10,11 +10,13 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from layer_oracle import assert_computes_like, assert_weights_are_the_parameters, masked_twin
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nofm
@@ -260,6 +262,25 @@ def test_a_layer_that_is_parametrized_after_sparsify_says_so() -> None:
     nn.utils.parametrizations.weight_norm(layer)
     with pytest.raises(nofm.LayerError, match="'weight' of ParametrizedSparseLinear was parametrized after sparsify_"):
         layer(torch.ones(1, 16))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [nn.utils.parametrizations.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5)],
+    ids=["parametrized", "pruned by torch"],
+)
+@pytest.mark.parametrize(
+    "use",
+    [nofm.fold_, nofm.SAD, lambda model: nofm.attach(nofm.STE(), model, torch.optim.SGD(model.parameters(), lr=0.1))],
+    ids=["fold_", "SAD", "attach"],
+)
+def test_a_weight_that_is_no_parameter_any_more_is_named(change: Any, use: Any) -> None:
+    model = nn.Sequential(nn.Linear(16, 4))
+    nofm.sparsify_(model, "2:4", preset="all")
+    change(model[0])
+    with pytest.raises(nofm.LayerError, match=r"^0: its weight is no parameter any more"):
+        use(model)
+    assert len(nofm.summary(model).sparse) == 1
 
 
 class Copying(nn.Module):

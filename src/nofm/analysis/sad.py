@@ -232,7 +232,7 @@ class SAD:
         for record in self._records[1:]:
             for name, count in self._divergence(record.counts()).items():
                 left[name] = left.get(name, 0) + count / 2
-        kept = {site.name: site.grouping.kept(site.weight.shape) for site in sites(self._model)}
+        kept = {site.name: site.kept() for site in sites(self._model)}
         return {name: kept[name] * watched / departures if departures else float("inf") for name, departures in left.items()}
 
     def _divergence(self, counts: Mapping[str, Tensor]) -> Divergence:

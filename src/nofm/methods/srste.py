@@ -116,7 +116,8 @@ class SRSTE(Method):
         return self.placement != "backward"
 
     def term(self, step: Step) -> Term | None:
-        if self._probes(step.number):  # has a control without the term, and looks at flips
+        starts_dense = step.number <= self.begin_at
+        if starts_dense or self._probes(step.number):  # a probe has a control without the term, and looks at flips
             return None
         return Term(self._decay(step), self.refine, self.placement == "decoupled")
 
