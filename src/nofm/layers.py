@@ -154,7 +154,7 @@ def _stored_mask(module: nn.Module, param: str) -> Tensor | None:
 
 
 def _store_mask(module: nn.Module, param: str, mask: Tensor) -> None:
-    """Into the place of the one before, where there is one: a CUDA graph reads it there again, and so do the other users of a tied weight."""
+    """Into the place of the one before, where there is one: a CUDA graph reads it there again, and the other users of a tied weight do."""
     stored = _stored_mask(module, param)
     if stored is not None and stored.device == mask.device:
         stored.copy_(mask)

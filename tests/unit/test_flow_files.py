@@ -174,3 +174,6 @@ def test_grey_frames_become_rgb_and_broken_ones_are_named(tmp_path):
     (tmp_path / "x.ppm").write_bytes(b"P6 100 100 255\n" + bytes(50))
     with pytest.raises(DataError, match=r"x.ppm: this frame cannot be read"):
         read_frame(tmp_path / "x.ppm")
+    Image.fromarray(np.full((6, 9), 900, np.uint16)).save(tmp_path / "deep.png")
+    with pytest.raises(DataError, match=r"deep.png: this frame cannot be read \(mode I;16: more than 8 bits a channel"):
+        read_frame(tmp_path / "deep.png")

@@ -11,7 +11,6 @@ A field is (H, W, 2) float32, u to the right and v down, in pixels, with an (H, 
 from __future__ import annotations
 
 import struct
-import warnings
 import zlib
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError
+from .pictures import open_rgb
 
 __all__ = ["KITTI_UNIT", "read_flo", "read_flow", "read_frame", "read_kitti_flow", "write_flo", "write_kitti_flow"]
 
@@ -121,14 +121,7 @@ def _chunk(name: bytes, body: bytes) -> bytes:
 
 def read_frame(path: str | Path) -> NDArray[np.uint8]:
     """A frame (.ppm, .png, .jpg) as (H, W, 3) bytes; grey ones become RGB."""
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings(), Image.open(path) as picture:
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # a bomb, not a frame
-            return np.array(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{path}: this frame cannot be read ({error}); mend or remove it") from None
+    return np.array(open_rgb(path, "this frame"))
 
 
 def _bytes(path: str | Path) -> bytes:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..layers import sites
 from ..patterns import PatternLike
 from .config import ConfigError
-from .files import Disk, HeldError, make_folder, write_file
+from .files import Disk, HeldError, hold, make_folder, write_file
 from .movement import packed_masks
 
 __all__ = ["RunFolder", "Sink"]
@@ -49,7 +49,7 @@ class RunFolder:
         make_folder(self._disk, path / "checkpoints")
         make_folder(self._disk, path / "masks")
         try:
-            self._disk.lock(path / "checkpoints" / ".lock")
+            hold(self._disk, path / "checkpoints" / ".lock")
         except HeldError as holder:
             raise ConfigError(f"--out {path}: {holder} is writing this run; stop it, or give another folder") from None
         self.sinks: list[Sink] = []
