@@ -102,6 +102,12 @@ class Site:
             _store_mask(module, param, mask)
         self.look_through(lens)
 
+    def thaw(self, lens: ste.Lens) -> None:
+        """Forget the stored mask and look through `lens` from now on."""
+        for module, param in self.users:
+            _forget_mask(module, param)
+        self.look_through(lens)
+
     def kept(self) -> int:
         """How many weights are kept: as the pattern says, or fewer where a stored mask has fewer."""
         return kept_weights(self.module, self.param)
@@ -160,6 +166,11 @@ def _store_mask(module: nn.Module, param: str, mask: Tensor) -> None:
         stored.copy_(mask)
     else:
         module.register_buffer(_buffer(param), mask, persistent=False)  # adds no key to the state dict
+
+
+def _forget_mask(module: nn.Module, param: str) -> None:
+    module._buffers.pop(_buffer(param), None)
+    module._non_persistent_buffers_set.discard(_buffer(param))
 
 
 def kept_weights(module: SparseModule, param: str) -> int:
@@ -323,8 +334,7 @@ def _swap_class_(module: nn.Module) -> SparseModule:
 def restore_class_(module: SparseModule) -> None:
     """Make `module` plain again, also under a class that someone else (FSDP2) has since made on top of ours."""
     for param in module._nofm:
-        module._buffers.pop(_buffer(param), None)
-        module._non_persistent_buffers_set.discard(_buffer(param))
+        _forget_mask(module, param)
     for attribute in ("_nofm", "_nofm_reads", "_nofm_traced"):
         del module.__dict__[attribute]
     module.__class__ = dense_class(type(module))

@@ -82,9 +82,11 @@ class SRSTE(Method):
             self._mask(site)
 
     def go_on(self, sites: Sequence[Site], number: int) -> None:
-        if number >= self.begin_at:
-            for site in sites:
+        for site in sites:
+            if number >= self.begin_at:
                 self._mask(site)
+            else:
+                site.look_through(ste.dense)
 
     def _mask(self, site: Site) -> None:
         fixed = self.decay != "auto" and self.placement == "backward"
