@@ -290,12 +290,12 @@ class SparseModule(nn.Module):
         return ", ".join(part for part in (super().extra_repr(), text) if part)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from. A masked weight that
-        # was handed to this layer for the forward that is running is not the copy's: nobody would take it back.
+        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from. Masked weights that are
+        # there for the forward that is running are not the copy's: nobody would take them away again.
         module: Any = self
         state = module.__getstate__()
-        if isinstance(state, dict) and "_nofm_made" in state:
-            state = {name: value for name, value in state.items() if name != "_nofm_made"}
+        if isinstance(state, dict):
+            state = _between_forwards(state)
         return _rebuild, (dense_class(type(self)),), state
 
 
@@ -303,6 +303,14 @@ class SparseModule(nn.Module):
 def _sparse_class(plain: type[Any]) -> type[SparseModule]:
     body = {"__module__": plain.__module__, "_nofm_forward": forward_by(plain), "_nofm_own": (plain, plain.forward)}
     return type(f"Sparse{plain.__name__}", (SparseModule, plain), body)
+
+
+def _between_forwards(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a sparse module as they are while no forward runs."""
+    hidden = attributes.get("_nofm_hidden", {})
+    passing = {"_nofm_made", "_nofm_hidden", "_nofm_thread", *hidden}
+    stored = {name: before for name, before in hidden.items() if before is not None}
+    return {name: value for name, value in attributes.items() if name not in passing} | stored
 
 
 def _rebuild(plain: type[nn.Module]) -> nn.Module:

@@ -296,13 +296,25 @@ class Copying(nn.Module):
         return self.student(x)
 
 
+class CopiesItself(nn.Linear):
+    """The same, of a layer: its masked weight is in place at that moment."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "teacher" not in self.__dict__:
+            self.__dict__["teacher"] = None
+            self.__dict__["teacher"] = copy.deepcopy(self)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("make", [Copying, lambda: CopiesItself(8, 8)], ids=["of a layer", "in the layer"])
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
-def test_a_copy_that_is_made_during_a_forward_keeps_nothing_of_it(grad: bool) -> None:
-    model, x = Copying(), torch.randn(2, 8)
+def test_a_copy_that_is_made_during_a_forward_keeps_nothing_of_it(make: Callable[[], nn.Module], grad: bool) -> None:
+    model, x = make(), torch.randn(2, 8)
     nofm.sparsify_(model, "2:4", preset="all")
     with torch.set_grad_enabled(grad):
         expected = model(x)
         teacher = model.__dict__["teacher"]
+        assert_weights_are_the_parameters(teacher)
         assert torch.equal(teacher(x), expected)
         with torch.no_grad():
             teacher.weight.neg_()
