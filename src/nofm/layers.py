@@ -290,8 +290,8 @@ class SparseModule(nn.Module):
         return ", ".join(part for part in (super().extra_repr(), text) if part)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from. Masked weights that are
-        # there for the forward that is running are not the copy's: nobody would take them away again.
+        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from. Masked weights that
+        # are there for the forward that is running are not the copy's: nobody would take them away again.
         module: Any = self
         state = module.__getstate__()
         if isinstance(state, dict):

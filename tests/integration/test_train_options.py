@@ -245,7 +245,9 @@ def test_a_resumed_optimizer_has_the_layout_of_its_weights(tmp_path):
 def test_a_cosine_without_a_step_is_refused(schedule):
     """In epochs they are apart, in the four steps of this one they are not."""
     config = changed(SMALL, schedule={"kind": "cosine", **schedule}, engine={"epochs": 1.0, "steps": None})
-    with pytest.raises(ConfigError, match=r"schedule\.warmup = .*, schedule\.restarts = .*: in whole steps .* to 4, and a part of it has no"):
+    with pytest.raises(
+        ConfigError, match=r"schedule\.warmup = .*, schedule\.restarts = .*: in whole steps .* to 4, and a part of it has no"
+    ):
         rates(config)
 
 

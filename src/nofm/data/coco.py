@@ -211,8 +211,8 @@ def _add(images: dict[int, CocoImage], label_of: dict[int, int], id: int, row: d
     image.segmentations.append(row["segmentation"] if masks else None)
 
 
-def _named(found: Mapping[int, _Found], id: Any) -> _Found | None:
-    """What has this id, which may be anything that JSON holds."""
+def _named(found: Mapping[Any, _Found], id: Any) -> _Found | None:
+    """What has this id, which may be anything that JSON holds; lists have no place in a dict."""
     return found.get(id) if isinstance(id, int | float) else None
 
 
