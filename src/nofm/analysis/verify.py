@@ -28,6 +28,7 @@ from ..choose import Rules, parse_rules
 from ..errors import NofmError
 from ..layers import known_weights, parameter_name, sites
 from ..masks import Axis, Grouping
+from ..overview import table
 from ..patterns import Pattern
 from ..sparsify import unwrap
 
@@ -87,7 +88,7 @@ class Verification:
 
     def __str__(self) -> str:
         header = ("weight", "shape", "N:M", "axis", "groups", "violations", "zeros", "")
-        cells = [header] + [
+        cells = [
             (
                 w.name,
                 "x".join(map(str, w.shape)),
@@ -100,9 +101,7 @@ class Verification:
             )
             for w in self.weights
         ]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-        return "\n".join([*lines, self._in_total()])
+        return "\n".join([*table([header, *cells]), self._in_total()])
 
     def _in_total(self) -> str:
         said = f"{sum(w.ok for w in self.weights)} of {len(self.weights)} weights are N:M"

@@ -111,6 +111,11 @@ class Store:
             raise CheckpointError(f"{self.folder}: there is no checkpoint")
         return found[1]
 
+    def newest(self) -> dict[str, Any] | None:
+        """What `load` gives; None if nothing was ever saved here."""
+        found = self._search(None)
+        return None if found is None else found[1]
+
     def latest(self) -> int | None:
         """The step that `load` gives; None if nothing was ever saved here. An error if there are checkpoints and none verifies."""
         found = self._search(None)

@@ -8,6 +8,7 @@ its end, which is what a crash leaves behind. It is left out, and the report say
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +81,7 @@ class Layer:
 
     @property
     def weights(self) -> int:
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
