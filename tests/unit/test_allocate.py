@@ -319,7 +319,9 @@ def test_bad_requests_are_refused(given, message):
 
 def test_one_pattern_may_stand_alone():
     rules = allocate_patterns(network(), 0.5, "2:4", preset="all")
-    assert rules == allocate_patterns(network(), 0.5, Pattern("2:4"), preset="all") == allocate_patterns(network(), 0.5, ["2:4"], preset="all")
+    assert (
+        rules == allocate_patterns(network(), 0.5, Pattern("2:4"), preset="all") == allocate_patterns(network(), 0.5, ["2:4"], preset="all")
+    )
 
 
 def test_a_model_that_is_sparse_already_is_refused():
