@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -145,6 +146,21 @@ def test_a_broken_kitti_file_is_named(tmp_path, make, told):
         read_flow(path)
     assert str(error.value).startswith(f"{path}: ")
     assert told in str(error.value)
+
+
+def test_a_kitti_file_with_any_byte_wrong_is_named_and_no_more(tmp_path):
+    """torchvision's decoder ends the process at some of these."""
+    path = tmp_path / "000000_10.png"
+    write_kitti_flow(path, field(5, 7))
+    whole = path.read_bytes()
+    read_flow(path)
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        with pytest.raises(DataError, match=re.escape(f"{path}: ")):
+            read_flow(path)
+        path.write_bytes(whole[:place])
+        with pytest.raises(DataError, match=re.escape(f"{path}: ")):
+            read_flow(path)
 
 
 # ---- both, and frames ----

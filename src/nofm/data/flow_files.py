@@ -87,6 +87,7 @@ def read_kitti_flow(path: str | Path) -> tuple[Flow, Mask]:
     if (depth, colour) != (16, 2):
         kinds = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
         raise DataError(f"{path}: KITTI's flow is a PNG of 16-bit RGB, this one is {depth}-bit {kinds.get(colour, 'of an unknown kind')}")
+    _check_chunks(path, raw)
     try:
         pixels = decode_png(torch.frombuffer(bytearray(raw), dtype=torch.uint8), ImageReadMode.UNCHANGED)
     except RuntimeError as error:
@@ -110,6 +111,17 @@ def write_kitti_flow(path: str | Path, flow: NDArray[Any], valid: Mask | None = 
     header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b""))
     Path(path).write_bytes(_PNG + b"".join(_chunk(*chunk) for chunk in chunks))
+
+
+def _check_chunks(path: str | Path, raw: bytes) -> None:
+    """Raise unless every chunk of a PNG is as it was written. Some damaged files end torchvision's decoder, and this process with it."""
+    place, name = len(_PNG), b""
+    while name != b"IEND":
+        length, name = struct.unpack(">I4s", raw[place : place + 8].ljust(8, b"\0"))
+        body, checksum = raw[place + 8 : place + 8 + length], raw[place + 8 + length : place + 12 + length]
+        if checksum != struct.pack(">I", zlib.crc32(name + body)):
+            raise DataError(f"{path}: cannot be read (its part at byte {place} is damaged or cut short)")
+        place += 12 + length
 
 
 def _chunk(name: bytes, body: bytes) -> bytes:
