@@ -87,7 +87,9 @@ class RunFolder:
     def event(self, name: str, step: int, **fields: Any) -> None:
         """Append an event, and tell the sinks."""
         event = {"event": name, "step": step, "time": time.time(), **fields}
-        self._events.write(json.dumps(event).encode() + b"\n")  # one write, so that lines never mix
+        rest = json.dumps(event).encode() + b"\n"
+        while rest:  # one write, so that lines never mix; a disk that is full takes a part without a word, and complains at the next
+            rest = rest[self._events.write(rest) :]
         for sink in self.sinks:
             sink.log(event)
 
