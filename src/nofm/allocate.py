@@ -68,7 +68,7 @@ class _Layer:
 def allocate_patterns(
     model: nn.Module,
     budget: float,
-    patterns: Iterable[PatternLike | None] = ("1:16", "1:8", "1:4", "2:4", "dense"),
+    patterns: PatternLike | Iterable[PatternLike | None] = ("1:16", "1:8", "1:4", "2:4", "dense"),
     *,
     by: Strategy = "magnitude",
     of: Literal["weights", "macs"] = "weights",
@@ -134,7 +134,8 @@ def _check_request(budget: float, by: str, of: str, input_shape: object, gradien
         raise LayerError(f'{given[0]} has no effect on by="{by}"; it belongs to "sensitivity"')
 
 
-def _parse(patterns: Iterable[PatternLike | None]) -> list[Pattern | None]:
+def _parse(patterns: PatternLike | Iterable[PatternLike | None]) -> list[Pattern | None]:
+    patterns = (patterns,) if isinstance(patterns, str | Pattern) else patterns
     found = [None if pattern in (None, "dense") else Pattern(pattern) for pattern in patterns]
     unique = {pattern: None for pattern in found if pattern is None or pattern.n < pattern.m}
     if any(pattern is not None and pattern.n == pattern.m for pattern in found):
@@ -201,6 +202,8 @@ def _set_losses(
         check_finite(weight, name)
         if gradients is not None and name not in gradients:
             raise LayerError(f"gradients has no {name!r}; give one for each weight, by its name in named_parameters()")
+        if gradients is not None and gradients[name].shape != weight.shape:
+            raise LayerError(f"gradients[{name!r}] has shape {tuple(gradients[name].shape)}, the weight {tuple(weight.shape)}")
         score = weight if gradients is None else weight * gradients[name]
         for option in layer.options:
             if option.pattern is None:

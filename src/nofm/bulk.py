@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from . import ste
+from .errors import LayerError
 from .hooks import is_harmless
 from .kernels import cpu
 from .kernels.multi import Fleet, axis_stride
@@ -232,7 +233,7 @@ def _make_plan(model: nn.Module, device: torch.device) -> _Plan:
     observed = _observed(model)
     try:
         chosen = [site for site in sites(model) if _suits(site, device, path, observed)]
-    except KeyError:  # a weight has been parametrized away; its layer's own forward says so
+    except LayerError:  # a weight has been parametrized away; its layer's own forward says so
         chosen = []
     if path == "cpu" and sum(site.weight.numel() for site in chosen) > _SMALL:
         chosen = []

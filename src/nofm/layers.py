@@ -95,12 +95,17 @@ class Site:
 
     def freeze(self, mask: Tensor, lens: ste.Lens = ste.frozen) -> None:
         """Store `mask`, of the whole weight, and look through it from now on."""
+        stored = self.stored_mask
+        if stored is None or stored.device != mask.device:
+            mask = mask.clone()  # or the next one would be written into the caller's
         for module, param in self.users:
-            stored = _stored_mask(module, param)
-            if stored is not None and stored.device == mask.device:
-                stored.copy_(mask)  # where it is: a CUDA graph reads it there again
-            else:
-                module.register_buffer(_buffer(param), mask, persistent=False)  # adds no key to the state dict
+            _store_mask(module, param, mask)
+        self.look_through(lens)
+
+    def thaw(self, lens: ste.Lens) -> None:
+        """Forget the stored mask and look through `lens` from now on."""
+        for module, param in self.users:
+            _forget_mask(module, param)
         self.look_through(lens)
 
     def kept(self) -> int:
@@ -125,7 +130,12 @@ def sites(model: nn.Module) -> Iterator[Site]:
     for prefix, module in model.named_modules():
         if isinstance(module, SparseModule):
             for param in module._nofm:
-                found.setdefault(id(module._parameters[param]), []).append((prefix, module, param))
+                if (weight := module._parameters.get(param)) is None:
+                    raise LayerError(
+                        f"{layer_name(prefix, param)}: its {param} is no parameter any more, since somebody has parametrized, "
+                        "normalised or pruned it after sparsify_; undo that first"
+                    )
+                found.setdefault(id(weight), []).append((prefix, module, param))
     for (prefix, module, param), *others in found.values():
         users = ((module, param), *((other, its_param) for _, other, its_param in others))
         yield Site(layer_name(prefix, param), parameter_name(prefix, param), module, param, users)
@@ -149,10 +159,23 @@ def _stored_mask(module: nn.Module, param: str) -> Tensor | None:
     return module._buffers.get(_buffer(param))
 
 
+def _store_mask(module: nn.Module, param: str, mask: Tensor) -> None:
+    """Into the place of the one before, where there is one: a CUDA graph reads it there again, and the other users of a tied weight do."""
+    stored = _stored_mask(module, param)
+    if stored is not None and stored.device == mask.device:
+        stored.copy_(mask)
+    else:
+        module.register_buffer(_buffer(param), mask, persistent=False)  # adds no key to the state dict
+
+
+def _forget_mask(module: nn.Module, param: str) -> None:
+    module._buffers.pop(_buffer(param), None)
+    module._non_persistent_buffers_set.discard(_buffer(param))
+
+
 def kept_weights(module: SparseModule, param: str) -> int:
     """How many weights of `param` are kept: as the pattern says, or as many as a stored mask has."""
-    stored, weight = _stored_mask(module, param), module._parameters[param]
-    assert weight is not None
+    stored, weight = _stored_mask(module, param), getattr(module, param)
     return module._nofm[param].grouping.kept(weight.shape) if stored is None or stored.is_meta else int(stored.sum())
 
 
@@ -259,7 +282,7 @@ class SparseModule(nn.Module):
         for param, sparse in self._nofm.items():
             if prefix + param in state_dict and _stored_mask(self, param) is not None:
                 weight = shards.whole(getattr(self, param).detach())
-                self._buffers[_buffer(param)] = _mask_anew(weight, sparse.grouping, _stored_mask(self, param))
+                _store_mask(self, param, _mask_anew(weight, sparse.grouping, _stored_mask(self, param)))
 
     def extra_repr(self) -> str:
         patterns = {param: str(sparse.grouping.pattern) for param, sparse in self._nofm.items()}
@@ -267,12 +290,12 @@ class SparseModule(nn.Module):
         return ", ".join(part for part in (super().extra_repr(), text) if part)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from. A masked weight that
-        # was handed to this layer for the forward that is running is not the copy's: nobody would take it back.
+        # Classes made at run time cannot be found by name, so copies are rebuilt from the class they were made from. Masked weights that
+        # are there for the forward that is running are not the copy's: nobody would take them away again.
         module: Any = self
         state = module.__getstate__()
-        if isinstance(state, dict) and "_nofm_made" in state:
-            state = {name: value for name, value in state.items() if name != "_nofm_made"}
+        if isinstance(state, dict):
+            state = _between_forwards(state)
         return _rebuild, (dense_class(type(self)),), state
 
 
@@ -280,6 +303,14 @@ class SparseModule(nn.Module):
 def _sparse_class(plain: type[Any]) -> type[SparseModule]:
     body = {"__module__": plain.__module__, "_nofm_forward": forward_by(plain), "_nofm_own": (plain, plain.forward)}
     return type(f"Sparse{plain.__name__}", (SparseModule, plain), body)
+
+
+def _between_forwards(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a sparse module as they are while no forward runs."""
+    hidden = attributes.get("_nofm_hidden", {})
+    passing = {"_nofm_made", "_nofm_hidden", "_nofm_thread", *hidden}
+    stored = {name: before for name, before in hidden.items() if before is not None}
+    return {name: value for name, value in attributes.items() if name not in passing} | stored
 
 
 def _rebuild(plain: type[nn.Module]) -> nn.Module:
@@ -311,8 +342,7 @@ def _swap_class_(module: nn.Module) -> SparseModule:
 def restore_class_(module: SparseModule) -> None:
     """Make `module` plain again, also under a class that someone else (FSDP2) has since made on top of ours."""
     for param in module._nofm:
-        module._buffers.pop(_buffer(param), None)
-        module._non_persistent_buffers_set.discard(_buffer(param))
+        _forget_mask(module, param)
     for attribute in ("_nofm", "_nofm_reads", "_nofm_traced"):
         del module.__dict__[attribute]
     module.__class__ = dense_class(type(module))

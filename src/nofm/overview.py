@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from .layers import SparseModule, dense_class, kept_weights, known_weights, layer_name
 
-__all__ = ["LayerRow", "Summary", "forget_reasons", "remember_reason", "summary"]
+__all__ = ["LayerRow", "Summary", "forget_reasons", "remember_reason", "summary", "table"]
 
 _REASONS = "_nofm_dense"  # on a module: why each of its weights stays dense
 
@@ -29,10 +30,7 @@ class LayerRow:
 
     @property
     def weights(self) -> int:
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +57,19 @@ class Summary:
 
     def __str__(self) -> str:
         header = ("layer", "kind", "shape", "pattern", "groups", "kept", "note")
-        cells = [header] + [
+        cells = [
             (r.name, r.kind, "x".join(map(str, r.shape)), r.pattern or "dense", f"{r.groups:,}" if r.pattern else "", f"{r.kept:,}", r.note)
             for r in self.rows
         ]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-        right = (4, 5)
-        lines = [
-            "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in cells
-        ]
         total = f"{len(self.sparse)} of {len(self.rows)} layers sparse; {self.density:.1%} of the weights of all {len(self.rows)} kept"
-        return "\n".join([*(line.rstrip() for line in lines), total])
+        return "\n".join([*table([header, *cells], right=(4, 5)), total])
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """The lines of a table whose columns have the width of their longest cell; numbers stand in those that go to the `right`."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    places = [str.rjust if i in right else str.ljust for i in range(len(widths))]
+    return ["  ".join(place(cell, width) for place, cell, width in zip(places, row, widths, strict=True)).rstrip() for row in rows]
 
 
 def summary(model: nn.Module) -> Summary:

@@ -57,6 +57,9 @@ class Pattern:
 
     def is_satisfied(self, weight: Tensor, axis: int | Literal["flat"] = 1) -> bool:
         """Whether no group of `weight` along `axis` holds more than N weights that are not zero."""
+        exists = weight.dim() >= 2 if axis == "flat" else -weight.dim() <= axis < weight.dim()
+        if not exists:
+            raise PatternError(f"axis {axis!r} does not exist in a weight of shape {tuple(weight.shape)}")
         rows = weight.flatten(1) if axis == "flat" else weight.movedim(axis, -1)
         if not self.divides(rows.shape[-1]):
             raise PatternError(f"{self} needs axis {axis} divisible by {self.m}, got {rows.shape[-1]}")

@@ -32,6 +32,7 @@ __all__ = [
     "part_of",
     "reshard_",
     "spread",
+    "summed",
     "whole",
     "whole_of",
 ]
@@ -135,6 +136,14 @@ def groups_of(tensor: Tensor) -> list[Any]:
     dtensor: Any = tensor
     mesh = dtensor.device_mesh
     return [mesh.get_group(i) for i, placement in enumerate(dtensor.placements) if _axis(placement) is not None and mesh.size(i) > 1]
+
+
+def summed(part: Tensor, like: Tensor) -> Tensor:
+    """The sum of what each process has found in its part of `like`."""
+    for group in groups_of(like):
+        part = part.to(like.device)
+        torch.distributed.all_reduce(part, group=group)
+    return part
 
 
 def check_groups_whole(name: str, weight: Tensor, grouping: Grouping) -> None:

@@ -57,6 +57,16 @@ def a_scaler_skips_the_whole_step() -> None:
 
 
 @job
+def a_dense_start_has_no_term() -> None:
+    for placement in ("gradient", "decoupled"):
+        fused, usual = both(sgd, nofm.SRSTE(decay=0.5, placement=placement, begin_at=2))
+        for steps in (range(1), range(1, 2), range(2, 4)):  # in the start, its last step, and after it
+            for model, optimizer, _ in (fused, usual):
+                train(model, optimizer, steps)
+            assert_same(fused, usual)
+
+
+@job
 def momentum_that_begins_again_may_lie_elsewhere() -> None:
     for ends_by in ("a skipped step", "somebody who clears it"):
         layer = nn.Linear(16, 4, bias=False)

@@ -10,11 +10,13 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from layer_oracle import assert_computes_like, assert_weights_are_the_parameters, masked_twin
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nofm
@@ -262,6 +264,25 @@ def test_a_layer_that_is_parametrized_after_sparsify_says_so() -> None:
         layer(torch.ones(1, 16))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [nn.utils.parametrizations.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5)],
+    ids=["parametrized", "pruned by torch"],
+)
+@pytest.mark.parametrize(
+    "use",
+    [nofm.fold_, nofm.SAD, lambda model: nofm.attach(nofm.STE(), model, torch.optim.SGD(model.parameters(), lr=0.1))],
+    ids=["fold_", "SAD", "attach"],
+)
+def test_a_weight_that_is_no_parameter_any_more_is_named(change: Any, use: Any) -> None:
+    model = nn.Sequential(nn.Linear(16, 4))
+    nofm.sparsify_(model, "2:4", preset="all")
+    change(model[0])
+    with pytest.raises(nofm.LayerError, match=r"^0: its weight is no parameter any more"):
+        use(model)
+    assert len(nofm.summary(model).sparse) == 1
+
+
 class Copying(nn.Module):
     """Makes its teacher when it is first called, as momentum encoders do."""
 
@@ -275,13 +296,25 @@ class Copying(nn.Module):
         return self.student(x)
 
 
+class CopiesItself(nn.Linear):
+    """The same, of a layer: its masked weight is in place at that moment."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "teacher" not in self.__dict__:
+            self.__dict__["teacher"] = None
+            self.__dict__["teacher"] = copy.deepcopy(self)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("make", [Copying, lambda: CopiesItself(8, 8)], ids=["of a layer", "in the layer"])
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
-def test_a_copy_that_is_made_during_a_forward_keeps_nothing_of_it(grad: bool) -> None:
-    model, x = Copying(), torch.randn(2, 8)
+def test_a_copy_that_is_made_during_a_forward_keeps_nothing_of_it(make: Callable[[], nn.Module], grad: bool) -> None:
+    model, x = make(), torch.randn(2, 8)
     nofm.sparsify_(model, "2:4", preset="all")
     with torch.set_grad_enabled(grad):
         expected = model(x)
         teacher = model.__dict__["teacher"]
+        assert_weights_are_the_parameters(teacher)
         assert torch.equal(teacher(x), expected)
         with torch.no_grad():
             teacher.weight.neg_()

@@ -23,6 +23,7 @@ from k7_states import QuickDisk, WatchedDisk, assert_same, state_of
 
 from nofm.engine.checkpoint import CheckpointError, Store
 from nofm.engine.files import Disk
+from nofm.engine.folder import RunFolder
 
 
 def names_in(folder: Path) -> list[str]:
@@ -170,6 +171,8 @@ def test_a_file_system_without_locks_is_used_with_a_warning(name: str, tmp_path:
         def lock(self, path: Path) -> None:
             raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
 
-    with pytest.warns(UserWarning, match=rf"{re.escape(str(tmp_path))}: no locks on this file system"):
-        Store(tmp_path, disk=Lockless()).save(1, state_of(1))
-    assert_same(Store(tmp_path).load(), state_of(1))
+    with pytest.warns(UserWarning, match=rf"{re.escape(str(tmp_path / 'checkpoints'))}: no locks on this file system"):
+        RunFolder(tmp_path, resume=False, disk=Lockless()).close()
+    with pytest.warns(UserWarning, match=rf"{re.escape(str(tmp_path / 'checkpoints'))}: no locks on this file system"):
+        Store(tmp_path / "checkpoints", disk=Lockless()).save(1, state_of(1))
+    assert_same(Store(tmp_path / "checkpoints").load(), state_of(1))

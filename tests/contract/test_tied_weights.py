@@ -95,6 +95,18 @@ def test_what_a_method_does_to_a_tied_weight_reaches_all_its_modules(change: str
     assert not list(model.buffers())
 
 
+@pytest.mark.parametrize("loaded", ["embed.weight", "head.weight"])
+def test_a_weight_that_is_loaded_under_one_of_its_names_has_a_new_frozen_mask_under_both(loaded: str) -> None:
+    model = TinyLM()
+    nofm.sparsify_(model, {"head": "2:4"})
+    (site,) = nofm.sites(model)
+    site.freeze(site.mask())
+    new = torch.randn(9, 16)
+    model.load_state_dict({loaded: new}, strict=False)  # as files that hold every tensor once have it
+    for module in (model.embed, model.head):
+        assert torch.equal(dict(module.named_buffers())["_nofm_mask_weight"], keep(new, 2, 4, axis=1))
+
+
 def test_a_deepcopy_keeps_the_tie() -> None:
     model = TinyLM()
     nofm.sparsify_(model, {"head": "2:4"})

@@ -87,11 +87,14 @@ def test_its_own_test_set_gives_the_numbers_of_its_end(name, copy_of, capsys):
     assert f"{facts['headline']} " in capsys.readouterr().out
 
 
-def test_weights_can_be_chosen(copy_of, tmp_path):
+def test_weights_can_be_chosen(copy_of, tmp_path, monkeypatch):
     run, other = copy_of("digits"), tmp_path / "other.safetensors"
     averaged = {name: value for name, value in ended(run).items() if name.startswith("ema_")}
     assert main(["evaluate", str(run), "--name", "average", "--weights", "model-ema.safetensors"]) == 0
     assert found(run, "average")["metrics"] == averaged
+    monkeypatch.chdir(run.parent)
+    assert main(["evaluate", run.name, "--name", "whole-path", "--weights", str(run / "model-ema.safetensors")]) == 0
+    assert found(run, "whole-path")["metrics"] == averaged
     shutil.copy(run / "model-ema.safetensors", other)
     assert main(["evaluate", str(run), "--name", "other", f"--weights={other}"]) == 0
     assert found(run, "other")["metrics"] == {name.removeprefix("ema_"): value for name, value in averaged.items()}

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import nofm
 from nofm.engine import build, chance, snapshot
 from nofm.engine.checkpoint import Store
-from nofm.engine.config import MethodConfig, OptimConfig, RunConfig, ScheduleConfig
+from nofm.engine.config import ConfigError, MethodConfig, OptimConfig, RunConfig, ScheduleConfig
 from nofm.engine.precision import Precision
 from nofm.engine.train import train
 from nofm.tasks.classification import Classification
@@ -235,6 +235,20 @@ def test_a_resumed_optimizer_has_the_layout_of_its_weights(tmp_path):
     momentum, layouts = seen
     assert momentum == layouts
     assert any(len(stride) == 4 and stride[1] == 1 and stride[3] != 1 for stride in layouts.values())
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [{"warmup": 0.9}, {"restarts": (0.9,)}, {"restarts": (0.3, 0.4)}, {"warmup": 0.4, "restarts": (0.5,)}],
+    ids=["warm-up to the end", "restart at the end", "restarts in one step", "restart in the warm-up's last step"],
+)
+def test_a_cosine_without_a_step_is_refused(schedule):
+    """In epochs they are apart, in the four steps of this one they are not."""
+    config = changed(SMALL, schedule={"kind": "cosine", **schedule}, engine={"epochs": 1.0, "steps": None})
+    with pytest.raises(
+        ConfigError, match=r"schedule\.warmup = .*, schedule\.restarts = .*: in whole steps .* to 4, and a part of it has no"
+    ):
+        rates(config)
 
 
 def test_a_cosine_begins_again():

@@ -299,6 +299,10 @@ REFUSED = {
     "sensitivity twice": ({"by": "sensitivity", "gradients": {}, "loss": float}, "got gradients and loss"),
     "gradients without sensitivity": ({"gradients": {}}, 'gradients has no effect on by="magnitude"'),
     "a gradient is missing": ({"by": "sensitivity", "gradients": {}}, "gradients has no '0.weight'"),
+    "a gradient of another shape": (
+        {"by": "sensitivity", "gradients": {"0.weight": torch.ones(16)}},
+        r"gradients\['0.weight'\] has shape \(16,\), the weight",
+    ),
     "no patterns": ({"patterns": []}, "patterns has none that prunes"),
     "only dense": ({"patterns": ["dense", "4:4"]}, "patterns has none that prunes"),
     "patterns that divide nothing": ({"patterns": ["1:7"]}, "no layer would become sparse:\n  0: no pattern divides it"),
@@ -311,6 +315,13 @@ def test_bad_requests_are_refused(given, message):
     request = {"budget": 0.5, "patterns": PATTERNS, "preset": "all", **given}
     with pytest.raises(nofm.LayerError, match=message):
         allocate_patterns(network(), **request)
+
+
+def test_one_pattern_may_stand_alone():
+    rules = allocate_patterns(network(), 0.5, "2:4", preset="all")
+    assert (
+        rules == allocate_patterns(network(), 0.5, Pattern("2:4"), preset="all") == allocate_patterns(network(), 0.5, ["2:4"], preset="all")
+    )
 
 
 def test_a_model_that_is_sparse_already_is_refused():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import nofm
 
@@ -227,6 +228,10 @@ def swap_parameter(model):
 
 LATER = {
     "load_state_dict(assign=True)": (swap_parameter, r"0\.weight is no longer the parameter that the optimizer owns"),
+    "pruned by torch": (
+        lambda model: prune.l1_unstructured(model[0], "weight", amount=0.5),
+        r"0\.weight is no longer the parameter that the optimizer owns",
+    ),
     "fold_": (nofm.fold_, "0 is a plain module again .* while a method is attached; call detach"),
     "densify_": (nofm.densify_, "0 is a plain module again .* while a method is attached; call detach"),
 }

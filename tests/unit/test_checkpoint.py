@@ -43,6 +43,7 @@ def test_an_empty_store(tmp_path: Path):
     for folder in (tmp_path, tmp_path / "not there"):
         store = Store(folder)
         assert store.latest() is None
+        assert store.newest() is None
         with pytest.raises(CheckpointError, match=f"^{re.escape(str(folder))}: there is no checkpoint$"):
             store.load()
         with pytest.raises(CheckpointError, match="no checkpoint of step 3 can be read: it holds none"):

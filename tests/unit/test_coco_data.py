@@ -103,6 +103,12 @@ def twice(key: str) -> Callable[[dict[str, Any]], None]:
 BAD_ANNOTATIONS = {
     "category out of range": (annotation(category_id=4), "its category_id 4 is none of the file's: 3, 17"),
     "image unknown": (annotation(image_id=5000), "its image_id 5000 is no image"),
+    "category a list": (annotation(category_id=[3]), "its category_id [3] is none of the file's: 3, 17"),
+    "image a dict": (annotation(image_id={}), "its image_id {} is no image"),
+    "area a text": (annotation(area="large"), "its area is 'large', not a number of pixels"),
+    "area a list": (annotation(area=[81]), "its area is [81]"),
+    "area NaN": (annotation(area=float("nan")), "its area is nan"),
+    "area negative": (annotation(area=-1), "its area is -1"),
     "no width": (annotation(bbox=[5, 5, 0, 9]), "its box [5, 5, 0, 9] (x, y, width, height) has no area"),
     "negative height": (annotation(bbox=[5, 5, 4, -9]), "has no area"),
     "outside": (annotation(bbox=[200, 5, 4, 9]), "lies outside of the image of 112x96 pixels"),

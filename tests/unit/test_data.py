@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -105,6 +106,16 @@ def test_fashion_names_the_file_that_is_wrong(tmp_path):
     path = tmp_path / "t10k-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte: .*cut short"):
+        read_arrays("fashion", str(tmp_path))
+
+
+def test_fashion_names_an_archive_that_is_damaged_inside(tmp_path):
+    write_fashion(tmp_path, zipped=True)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    damaged = bytearray(path.read_bytes())
+    damaged[10:20] = b"\xff" * 10  # where the packed data begin
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz: cannot be read \(Error -3 while decompressing"):
         read_arrays("fashion", str(tmp_path))
 
 
@@ -243,8 +254,16 @@ def test_a_folder_is_read_as_imagenet_is_laid_out(folder):
     assert torch.cat([b["label"] for b in loader.test()]).tolist() == [0, 0, 1, 1]
 
 
+def sixteen_bits() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((20, 20), 900, np.uint16)).save(file, "PNG")  # grey, which Pillow would make white
+    return file.getvalue()
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff not a jpeg", None], ids=["empty", "garbage", "cut short"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xd8\xff not a jpeg", None, sixteen_bits()], ids=["empty", "garbage", "cut short", "16 bits"]
+)
 def test_a_corrupt_image_is_named_or_skipped_and_counted(folder, workers, content):
     broken = folder / "train" / "dog" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:200] if content is None else content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -147,6 +148,21 @@ def test_a_broken_kitti_file_is_named(tmp_path, make, told):
     assert told in str(error.value)
 
 
+def test_a_kitti_file_with_any_byte_wrong_is_named_and_no_more(tmp_path):
+    """torchvision's decoder ends the process at some of these."""
+    path = tmp_path / "000000_10.png"
+    write_kitti_flow(path, field(5, 7))
+    whole = path.read_bytes()
+    read_flow(path)
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        with pytest.raises(DataError, match=re.escape(f"{path}: ")):
+            read_flow(path)
+        path.write_bytes(whole[:place])
+        with pytest.raises(DataError, match=re.escape(f"{path}: ")):
+            read_flow(path)
+
+
 # ---- both, and frames ----
 
 
@@ -174,3 +190,6 @@ def test_grey_frames_become_rgb_and_broken_ones_are_named(tmp_path):
     (tmp_path / "x.ppm").write_bytes(b"P6 100 100 255\n" + bytes(50))
     with pytest.raises(DataError, match=r"x.ppm: this frame cannot be read"):
         read_frame(tmp_path / "x.ppm")
+    Image.fromarray(np.full((6, 9), 900, np.uint16)).save(tmp_path / "deep.png")
+    with pytest.raises(DataError, match=r"deep.png: this frame cannot be read \(mode I;16: more than 8 bits a channel"):
+        read_frame(tmp_path / "deep.png")

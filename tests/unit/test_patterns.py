@@ -194,3 +194,9 @@ def test_is_satisfied(pattern: str, axis: int | str, expected: bool):
 def test_is_satisfied_needs_whole_groups():
     with pytest.raises(PatternError, match="divisible by 3"):
         Pattern("2:3").is_satisfied(torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4,), 1), ((4,), "flat"), ((2, 4), 2), ((2, 4), -3), ((), 0)])
+def test_is_satisfied_needs_an_axis_that_exists(shape: tuple[int, ...], axis: int | str):
+    with pytest.raises(PatternError, match=f"axis {axis!r} does not exist in a weight of shape"):
+        Pattern("2:4").is_satisfied(torch.zeros(shape), axis)

@@ -62,6 +62,8 @@ WRONG = {
     "snip of no batch": ({"kind": "snip", "batches": 0}, "sparsity.method.batches = 0: must be batches >= 1"),
     "sparsity of everything": ({"kind": "dnw", "sparsity": 1.0}, "sparsity.method.sparsity = 1.0: must be 0 < sparsity < 1"),
     "str from nowhere": ({"kind": "str", "initial": float("-inf")}, "sparsity.method.initial = -inf: must be finite"),
+    "asp at no time": ({"kind": "asp", "prune_at": float("nan")}, "sparsity.method.prune_at = nan: must be prune_at >= 0, and finite"),
+    "half a step": ({"kind": "set", "every": 2.5}, "sparsity.method.every = 2.5: must be a whole number: this run counts in steps"),
     "rigl over all layers": (
         {"kind": "rigl", "allocation": "global", "end_at": 600},
         "sparsity.method.allocation = global: must be uniform or erk for rigl",

@@ -111,6 +111,13 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "layer-a-text": (edit(layers=["conv"]), r"run\.json: layers\[0\] is str, an object is expected"),
     "layer-without-shape": (edit(layers=[{"name": "a", "kind": "b"}]), r'run\.json: "layers\[0\]\.shape" is missing'),
     "layer-odd-shape": (edit(layers=[LAYERS[0] | {"shape": [4, "x"]}]), r"layers\[0\]\.shape is \[4, 'x'\], whole numbers"),
+    "layer-note-a-number": (edit(layers=[LAYERS[0] | {"note": 7}]), r'"layers\[0\]\.note" is 7, str or null is expected'),
+    "layer-groups-a-text": (edit(layers=[LAYERS[0] | {"groups": "x"}]), r"\"layers\[0\]\.groups\" is 'x', int or null is expected"),
+    "cost-a-list": (edit(cost={"macs": [], "macs_sparse": 1.0}), r'run\.json: "cost\.macs" is \[\], int or float is expected'),
+    "kept-nothing": (
+        line(9, '{"event": "end", "step": 20, "metrics": {}, "seconds": 1.0, "kept": null}'),
+        r'line 9: "kept" is None, int is expected',
+    ),
     "no-events-file": (lambda f: (f / "events.jsonl").unlink(), r"events\.jsonl: no such file; the run has not begun"),
     "empty": (lambda f: (f / "events.jsonl").write_text(""), r"events\.jsonl: no events"),
     "only-half-a-line": (lambda f: (f / "events.jsonl").write_text('{"event"'), r"events\.jsonl: no events"),

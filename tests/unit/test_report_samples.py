@@ -112,11 +112,18 @@ def test_a_run_without_samples_has_no_such_section(tmp_path):
     assert "<img" not in page
 
 
+def damaged(archive: bytes) -> bytes:
+    """Wrong where its first array's packed data begin."""
+    name, extra = (int.from_bytes(archive[place : place + 2], "little") for place in (26, 28))
+    return archive[: 30 + name + extra] + b"\xff" * 10 + archive[40 + name + extra :]
+
+
 BROKEN = {
     "half a line": ({"translations.jsonl": lines(TEXTS)[:-9]}, r"translations.jsonl, line 2: an object with source"),
     "a line of another kind": ({"translations.jsonl": b'["a", "b"]\n'}, r"translations.jsonl, line 1"),
     "no archive": ({"flow-0.npz": b"PK"}, r"flow-0.npz: cannot be read"),
     "an archive cut short": ({"flow-0.npz": flow_file(0)[:-40]}, r"flow-0.npz: cannot be read"),
+    "an archive damaged inside": ({"flow-0.npz": damaged(flow_file(0))}, r"flow-0.npz: cannot be read \(Error -3 while decompressing"),
     "an array missing": ({"flow-0.npz": npz(frame=np.zeros((2, 2, 3)))}, r"flow-0.npz: an array 'prediction' of 3 dimensions"),
     "objects pickled": ({"objects-0.npz": npz(image=np.array([{}], object))}, r"objects-0.npz: cannot be read"),
 }

@@ -94,6 +94,19 @@ def test_a_frozen_mask_never_moves():
     assert sad.lifetime() == {"weight": math.inf}
 
 
+def test_a_lifetime_counts_the_weights_that_a_stored_mask_keeps():
+    layer = nn.Linear(8, 2, bias=False)
+    nofm.sparsify_(layer, "1:1")
+    (site,) = nofm.sites(layer)
+    kept = torch.zeros(2, 8, dtype=torch.bool)
+    sad = nofm.SAD(layer)
+    for step in range(5):
+        kept.fill_(False)[:, [0, 1, 2 + step % 2]] = True  # of three kept in each row, one changes its place at every step
+        site.freeze(kept)
+        sad.record(step)
+    assert sad.lifetime() == {"weight": 6 * 4 / 8}, "6 kept, 4 steps, 8 departures"
+
+
 def test_masks_of_a_dense_method_are_those_that_pruning_would_give():
     layer = one_layer(torch.randn(8, 8).tolist())
     nofm.attach(nofm.Dense(), layer, torch.optim.SGD(layer.parameters(), lr=0.1))

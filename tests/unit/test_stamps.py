@@ -285,6 +285,7 @@ def test_broken_packs_are_named(tmp_path):
     broken = {
         "is no file of flying stamps": whole[: len(whole) // 2],
         "cut short": b"nothing",
+        "Error -3 while decompressing": whole.replace(whole[100:110], b"\xff" * 10),
         "do not make pairs": {**parts, "motions": parts["motions"][:1]},
         "frame 1 of pair 0 cannot be read": {**parts, "jpegs": parts["jpegs"] * 0},
         r"its flow \(136, 100\)": {**parts, "layers": parts["layers"][:, :, :100]},

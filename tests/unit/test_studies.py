@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -330,6 +331,23 @@ def test_lines_of_a_neighbour_are_taken_by_their_configuration(tmp_path):
     (tmp_path / "two" / "study.json").write_text(json.dumps(FACTS))
     write_study(tmp_path / "two", tmp_path / "runs")
     assert read_rows(tmp_path / "two" / "runs.csv", FACTS) == {"a": [], "b": [line("b", "2", 5, 0.25)]}
+
+
+def test_a_full_disk_leaves_the_lines_of_before(tmp_path):
+    """They may be all that is left of runs whose folders are elsewhere."""
+    study, before = tmp_path / "one", runs_csv(ROWS)
+    study.mkdir()
+    (study / "study.json").write_text(json.dumps(FACTS))
+    (study / "runs.csv").write_text(before)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_study(study, tmp_path / "runs")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (study / "runs.csv").read_text() == before
+    assert sorted(path.name for path in study.iterdir()) == ["runs.csv", "study.json"]
 
 
 def test_a_study_without_finished_runs_says_so(tmp_path):

@@ -126,6 +126,30 @@ def test_names_a_missing_file(tmp_path):
         nofm.verify(tmp_path / "nothing.safetensors")
 
 
+def test_a_state_dict_may_hold_what_is_no_tensor():
+    report = nofm.verify({"a.weight": torch.eye(4), "a._extra_state": {"scale": 2.0}, "b._extra_state": None})
+    assert [w.name for w in report.weights] == ["a.weight"]
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"epoch": 3, "model": {"a.weight": torch.eye(4)}}, "'model' is a dict of its own"),
+        ({"a.weight": torch.empty(4, 4, device="meta")}, "a.weight: is on the meta device"),
+        (nn.Linear(4, 4, device="meta"), "weight: is on the meta device"),
+    ],
+    ids=["checkpoint", "meta tensor", "meta model"],
+)
+def test_refuses_what_has_no_weights_to_look_at(given, complaint):
+    with pytest.raises(nofm.NofmError, match=complaint):
+        nofm.verify(given)
+
+
+def test_a_weight_that_is_not_there_is_a_key_error():
+    with pytest.raises(KeyError, match="fc is not among the 1 weights"):
+        nofm.verify({"a.weight": torch.eye(4), "a.bias": torch.zeros(4)})["fc"]
+
+
 def mixed() -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 10))

@@ -232,21 +232,13 @@ class SAD:
         for record in self._records[1:]:
             for name, count in self._divergence(record.counts()).items():
                 left[name] = left.get(name, 0) + count / 2
-        kept = {site.name: site.grouping.kept(site.weight.shape) for site in sites(self._model)}
+        kept = {site.name: site.kept() for site in sites(self._model)}
         return {name: kept[name] * watched / departures if departures else float("inf") for name, departures in left.items()}
 
     def _divergence(self, counts: Mapping[str, Tensor]) -> Divergence:
         found = {site.name: site for site in sites(self._model)}
-        summed = {name: _over_processes(count, found[name]) for name, count in counts.items()}
-        return Divergence({name: int(count) for name, count in summed.items()}, sum(found[name].weight.numel() for name in counts))
-
-
-def _over_processes(count: Tensor, site: Site) -> Tensor:
-    """The sum of a count over the processes that a weight is spread over."""
-    for group in shards.groups_of(site.weight):
-        count = count.to(site.weight.device)
-        torch.distributed.all_reduce(count, group=group)
-    return count
+        summed = {name: int(shards.summed(count, found[name].weight)) for name, count in counts.items()}
+        return Divergence(summed, sum(found[name].weight.numel() for name in counts))
 
 
 def sad_of_forwards(

@@ -28,6 +28,7 @@ from ..choose import Rules, parse_rules
 from ..errors import NofmError
 from ..layers import known_weights, parameter_name, sites
 from ..masks import Axis, Grouping
+from ..overview import table
 from ..patterns import Pattern
 from ..sparsify import unwrap
 
@@ -80,11 +81,14 @@ class Verification:
         return bool(checked) and all(w.ok for w in checked)
 
     def __getitem__(self, name: str) -> WeightReport:
-        return next(w for w in self.weights if w.name == name)
+        found = next((w for w in self.weights if w.name == name), None)
+        if found is None:
+            raise KeyError(f"{name} is not among the {len(self.weights)} weights of two or more dimensions")
+        return found
 
     def __str__(self) -> str:
         header = ("weight", "shape", "N:M", "axis", "groups", "violations", "zeros", "")
-        cells = [header] + [
+        cells = [
             (
                 w.name,
                 "x".join(map(str, w.shape)),
@@ -97,9 +101,7 @@ class Verification:
             )
             for w in self.weights
         ]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-        return "\n".join([*lines, self._in_total()])
+        return "\n".join([*table([header, *cells]), self._in_total()])
 
     def _in_total(self) -> str:
         said = f"{sum(w.ok for w in self.weights)} of {len(self.weights)} weights are N:M"
@@ -123,8 +125,8 @@ def verify(model_or_path: Verifiable, pattern: Rules | None = None) -> Verificat
     wanted = None if pattern is None else Pattern(pattern)
     if isinstance(model_or_path, nn.Module):
         return Verification(tuple(_of_model(unwrap(model_or_path), wanted)))
-    named = model_or_path.items() if isinstance(model_or_path, Mapping) else _of_file(Path(model_or_path))
-    return Verification(tuple(_report(name, weight, wanted) for name, weight in named if _is_weight(weight)))
+    named = _of_state(model_or_path) if isinstance(model_or_path, Mapping) else _of_file(Path(model_or_path))
+    return Verification(tuple(_report(name, weight, wanted) for name, weight in named if _is_weight(name, weight)))
 
 
 def _by_rules(found: Verification, rules: Mapping[str, Pattern | None], model_or_path: Verifiable) -> Verification:
@@ -151,7 +153,9 @@ def _matches(name: str, glob: str) -> bool:
     return fnmatchcase(name, glob) or fnmatchcase(name.rpartition(".")[0], glob)
 
 
-def _is_weight(tensor: Tensor) -> bool:
+def _is_weight(name: str, tensor: Tensor) -> bool:
+    if tensor.is_meta:
+        raise NofmError(f"{name}: is on the meta device, so it has no values to look at; load the weights first")
     return tensor.dim() >= 2 and tensor.is_floating_point()
 
 
@@ -159,7 +163,7 @@ def _of_model(model: nn.Module, wanted: Pattern | None) -> Iterator[WeightReport
     sparse = {site.key: site for site in sites(model)}
     axes = {parameter_name(prefix, known.param): known.axis for prefix, m in model.named_modules() for known in known_weights(m)}
     for key, weight in model.named_parameters():
-        if not _is_weight(weight):
+        if not _is_weight(key, weight):
             continue
         if key not in sparse:
             yield _report(key, shards.whole(weight.detach()), wanted, axes.get(key))
@@ -167,6 +171,15 @@ def _of_model(model: nn.Module, wanted: Pattern | None) -> Iterator[WeightReport
         site = sparse[key]
         expected = site.grouping if wanted is None else Grouping(wanted, site.grouping.axis, site.grouping.pad)
         yield _checked(key, shards.whole_of(site.seen(), site.weight), expected, "as its layer sees it; fold_ writes it in")
+
+
+def _of_state(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a state dict. What else modules put there (extra state) is no weight."""
+    for name, value in state.items():
+        if isinstance(value, Mapping) and not name.endswith("_extra_state"):
+            raise NofmError(f"{name!r} is a dict of its own, so this holds a state dict and is none; verify that one")
+        if isinstance(value, Tensor):
+            yield name, value
 
 
 def _of_file(path: Path) -> Iterator[tuple[str, Tensor]]:

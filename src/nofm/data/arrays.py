@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -75,7 +76,7 @@ def _idx(root: Path, name: str, dims: int) -> Tensor:
         raise DataError(f"{root}: there is no {name} or {name}.gz; data.root must hold the four idx files of Fashion-MNIST")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from None
     shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims)]
     body = raw[4 + 4 * dims :]

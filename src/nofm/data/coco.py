@@ -15,19 +15,22 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .coco_masks import MaskError, check_segmentation, decode
 from .errors import DataError
+from .pictures import open_rgb
 
 __all__ = ["CocoImage", "CocoSet", "find_coco", "read_coco", "read_pixels"]
 
 Corrupt = Literal["error", "skip"]
+_Found = TypeVar("_Found")
 
 _FILES = (
     "instances_{0}.json",
@@ -133,7 +136,7 @@ def read_coco(root: str | os.PathLike[str], split: str, *, masks: bool = False, 
         try:
             _add(images, label_of, id, row, masks)
         except MaskError as problem:
-            image = images.get(row.get("image_id", -1))
+            image = _named(images, row.get("image_id"))
             whose = "" if image is None else f" of image {image.id} ({Path(image.path).name})"
             said = f"{file}: annotation {id}{whose}: {problem}"
             if corrupt != "skip":
@@ -186,10 +189,10 @@ def _checked_image(file: Path, id: int, row: dict[str, Any]) -> str:
 
 def _add(images: dict[int, CocoImage], label_of: dict[int, int], id: int, row: dict[str, Any], masks: bool) -> None:
     """Give an annotation to its image; `MaskError` says what is wrong with it."""
-    image = images.get(row.get("image_id"))  # type: ignore[arg-type]
+    image = _named(images, row.get("image_id"))
     if image is None:
         raise MaskError(f"its image_id {row.get('image_id')!r} is no image of this file")
-    label = label_of.get(row.get("category_id"))  # type: ignore[arg-type]
+    label = _named(label_of, row.get("category_id"))
     if label is None:
         raise MaskError(f"its category_id {row.get('category_id')!r} is none of the file's: {', '.join(map(str, list(label_of)[:8]))}")
     left, top, width, height = _four_numbers(row.get("bbox"))
@@ -197,14 +200,30 @@ def _add(images: dict[int, CocoImage], label_of: dict[int, int], id: int, row: d
         raise MaskError(f"its box {row['bbox']} (x, y, width, height) has no area")
     if min(left + width, image.width) <= max(left, 0) or min(top + height, image.height) <= max(top, 0):
         raise MaskError(f"its box {row['bbox']} (x, y, width, height) lies outside of the image of {image.width}x{image.height} pixels")
+    area = _area(row.get("area") or width * height)
     if masks:
         check_segmentation(row.get("segmentation"), image.height, image.width)
     image.annotation_ids.append(id)
     image.boxes.append((left, top, left + width, top + height))
     image.labels.append(label)
-    image.areas.append(float(row.get("area") or width * height))
+    image.areas.append(area)
     image.crowds.append(bool(row.get("iscrowd", 0)))
     image.segmentations.append(row["segmentation"] if masks else None)
+
+
+def _named(found: Mapping[Any, _Found], id: Any) -> _Found | None:
+    """What has this id, which may be anything that JSON holds; lists have no place in a dict."""
+    return found.get(id) if isinstance(id, int | float) else None
+
+
+def _area(given: Any) -> float:
+    try:
+        area = float(given)
+    except (TypeError, ValueError):
+        area = math.nan
+    if not 0 <= area < math.inf:
+        raise MaskError(f"its area is {given!r}, not a number of pixels")
+    return area
 
 
 def _four_numbers(box: Any) -> tuple[float, float, float, float]:
@@ -219,16 +238,7 @@ def _four_numbers(box: Any) -> tuple[float, float, float, float]:
 
 def read_pixels(image: CocoImage) -> NDArray[np.uint8]:
     """(height, width, 3) of the size that the file says."""
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings(), Image.open(image.path) as picture:
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            if picture.mode.startswith(("I", "F")):
-                raise ValueError(f"mode {picture.mode}: more than 8 bits a channel; convert it")
-            pixels = np.asarray(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{image.path}: image {image.id} cannot be read ({error}); mend or remove it, or set data.corrupt skip") from None
+    pixels = np.asarray(open_rgb(image.path, f"image {image.id}"))
     if pixels.shape[:2] != (image.height, image.width):
         height, width = pixels.shape[:2]
         raise DataError(

@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 from .coco import CocoImage, CocoSet, read_pixels
 from .errors import DataError
 from .order import Order, Share, mix
-from .processes import TEST, ProcessLoader, ProcessTests, first_readable
+from .processes import TEST, ProcessLoader, ProcessTests, first_readable, seeded
 
 __all__ = ["Augment", "CocoLoader", "CocoTests", "Target", "read_example"]
 
@@ -86,7 +86,7 @@ def _without_crowds(target: Target) -> Target:
 
 
 class _Examples(Dataset[dict[str, Any]]):
-    """Reads (epoch, index); what cannot be read comes back as text, since an error that crosses a process arrives as a traceback."""
+    """Reads (epoch, index), from files or from what is kept."""
 
     def __init__(self, train: CocoSet, test: CocoSet, augment: Augment, seed: int, skip: bool) -> None:
         self._sets, self._augment, self._seed, self._skip = {True: train, False: test}, augment, seed, skip
@@ -123,26 +123,13 @@ class _Examples(Dataset[dict[str, Any]]):
     def _sample(self, epoch: int, at: int) -> dict[str, Any]:
         image, target = self._read(epoch != TEST, at)
         if epoch != TEST:
-            image, target = self._augmented(image, _without_crowds(target), mix(self._seed, epoch, at))
+            with seeded(mix(self._seed, epoch, at)):
+                image, target = self._augment(image, _without_crowds(target))
         return {"image": image.float() / 255, "target": target}
-
-    def _augmented(self, image: Tensor, target: Target, seed: int) -> Example:
-        before = torch.get_rng_state()
-        try:
-            torch.default_generator.manual_seed(seed)
-            return self._augment(image, target)
-        finally:
-            torch.set_rng_state(before)  # without loader processes this is the generator that the network's sampling draws from
 
 
 def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    if broken := [s["error"] for s in samples if "error" in s]:
-        return {"error": broken[0]}
-    return {
-        "image": [s["image"] for s in samples],
-        "target": [s["target"] for s in samples],
-        "skipped": sum(s["skipped"] for s in samples),
-    }
+    return {"image": [s["image"] for s in samples], "target": [s["target"] for s in samples]}
 
 
 class CocoLoader(ProcessLoader):

@@ -28,6 +28,7 @@ from .processes import TEST, ProcessLoader, ProcessTests, first_readable
 __all__ = ["FlowArrays", "FlowFileTests", "FlowFiles", "ResidentFlow", "ResidentFlowTests", "read_example"]
 
 _SMALLEST = 128  # pixels of a side: RAFT's correlation pyramid halves 1/8 of it three times
+_TEST_BATCH = 8  # pairs
 
 
 def _check_crop(crop: tuple[int, int]) -> None:
@@ -88,13 +89,13 @@ class ResidentFlowTests:
 
     skipped = 0
 
-    def __init__(self, test: FlowArrays, share: Share, device: torch.device, test_batch: int = 8) -> None:
+    def __init__(self, test: FlowArrays, share: Share, device: torch.device) -> None:
         self._whole_test = test  # what others may share with this loader (`shared_pack`) lives as long as it does
-        self._test, self._test_batch = test[share.rank :: share.world].to(device), test_batch
+        self._test = test[share.rank :: share.world].to(device)
 
     def test(self) -> Iterator[Batch]:
-        for first in range(0, len(self._test), self._test_batch):
-            yield self._test[first : first + self._test_batch].batch()
+        for first in range(0, len(self._test), _TEST_BATCH):
+            yield self._test[first : first + _TEST_BATCH].batch()
 
     def close(self) -> None:
         pass
@@ -111,15 +112,13 @@ class ResidentFlow(ResidentFlowTests):
         share: Share,
         device: torch.device,
         crop: tuple[int, int],
-        flip: bool = True,
-        test_batch: int = 8,
     ) -> None:
         _check_crop(crop)
         height, width = train.flow.shape[-2:]
         if crop[0] > height or crop[1] > width:
             raise DataError(f"data.crop_size = {crop[0]} {crop[1]}: is larger than the frames of {height}x{width} pixels")
-        super().__init__(test, share, device, test_batch)
-        self.order, self.share, self.crop, self.flip = order, share, crop, flip
+        super().__init__(test, share, device)
+        self.order, self.share, self.crop = order, share, crop
         self._whole_train = train  # as of the test pairs
         self._train, self._device = train.to(device), device
 
@@ -139,7 +138,7 @@ class ResidentFlow(ResidentFlowTests):
         order = self.order.epoch_indices(epoch)
         generator = torch.Generator().manual_seed(mix(self.order.seed, epoch, 1))  # of the CPU, so that all devices see the same
         height, width = self._train.flow.shape[-2:]
-        limits = (height - self.crop[0] + 1, width - self.crop[1] + 1, *((2, 2) if self.flip else (1, 1)))
+        limits = (height - self.crop[0] + 1, width - self.crop[1] + 1, 2, 2)
         return torch.stack([order, *(torch.randint(limit, (len(order),), generator=generator) for limit in limits)], dim=1)
 
     def make(self, key: Batch) -> Batch:
@@ -196,11 +195,8 @@ class _Examples(Dataset[dict[str, Any]]):
 
 
 def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    if broken := [s["error"] for s in samples if "error" in s]:
-        return {"error": broken[0]}
     parts = {name: torch.stack([getattr(s["example"], name) for s in samples]) for name in ("image1", "image2", "flow", "valid")}
-    frames = {name: _normalised(parts[name]) for name in ("image1", "image2")}
-    return {**parts, **frames, "skipped": sum(s["skipped"] for s in samples)}
+    return {name: _normalised(part) if name in ("image1", "image2") else part for name, part in parts.items()}
 
 
 class FlowFiles(ProcessLoader):

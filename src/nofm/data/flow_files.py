@@ -11,7 +11,6 @@ A field is (H, W, 2) float32, u to the right and v down, in pixels, with an (H, 
 from __future__ import annotations
 
 import struct
-import warnings
 import zlib
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DataError
+from .pictures import open_rgb
 
 __all__ = ["KITTI_UNIT", "read_flo", "read_flow", "read_frame", "read_kitti_flow", "write_flo", "write_kitti_flow"]
 
@@ -87,6 +87,7 @@ def read_kitti_flow(path: str | Path) -> tuple[Flow, Mask]:
     if (depth, colour) != (16, 2):
         kinds = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
         raise DataError(f"{path}: KITTI's flow is a PNG of 16-bit RGB, this one is {depth}-bit {kinds.get(colour, 'of an unknown kind')}")
+    _check_chunks(path, raw)
     try:
         pixels = decode_png(torch.frombuffer(bytearray(raw), dtype=torch.uint8), ImageReadMode.UNCHANGED)
     except RuntimeError as error:
@@ -112,6 +113,17 @@ def write_kitti_flow(path: str | Path, flow: NDArray[Any], valid: Mask | None = 
     Path(path).write_bytes(_PNG + b"".join(_chunk(*chunk) for chunk in chunks))
 
 
+def _check_chunks(path: str | Path, raw: bytes) -> None:
+    """Raise unless every chunk of a PNG is as it was written. Some damaged files end torchvision's decoder, and this process with it."""
+    place, name = len(_PNG), b""
+    while name != b"IEND":
+        length, name = struct.unpack(">I4s", raw[place : place + 8].ljust(8, b"\0"))
+        body, checksum = raw[place + 8 : place + 8 + length], raw[place + 8 + length : place + 12 + length]
+        if checksum != struct.pack(">I", zlib.crc32(name + body)):
+            raise DataError(f"{path}: cannot be read (its part at byte {place} is damaged or cut short)")
+        place += 12 + length
+
+
 def _chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
@@ -121,14 +133,7 @@ def _chunk(name: bytes, body: bytes) -> bytes:
 
 def read_frame(path: str | Path) -> NDArray[np.uint8]:
     """A frame (.ppm, .png, .jpg) as (H, W, 3) bytes; grey ones become RGB."""
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings(), Image.open(path) as picture:
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # a bomb, not a frame
-            return np.array(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{path}: this frame cannot be read ({error}); mend or remove it") from None
+    return np.array(open_rgb(path, "this frame"))
 
 
 def _bytes(path: str | Path) -> bytes:

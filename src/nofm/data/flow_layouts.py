@@ -67,14 +67,14 @@ def chairs(root: Path, part: Part) -> list[Pair]:
     return [pair for pair, mark in zip(pairs, marks, strict=True) if (mark == "1") == (part == "train")]
 
 
-def sintel(root: Path, part: Part, passes: tuple[str, ...] = ("clean", "final")) -> list[Pair]:
+def sintel(root: Path, part: Part) -> list[Pair]:
     """MPI Sintel's training half, in both renderings."""
     training = _home(root, "training", "Sintel", "MPI-Sintel-complete") / "training"
     flows = sorted((training / "flow").glob("*/frame_*.flo"))
     kept = _of_part([flow.parent.name for flow in flows], part)
     return [
         Pair(training / name / flow.parent.name / f"{flow.stem}.png", training / name / flow.parent.name / f"{_next(flow)}.png", flow)
-        for name in passes
+        for name in ("clean", "final")
         for flow in flows
         if flow.parent.name in kept
     ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from .errors import DataError
 from .order import Order, Share
 
-__all__ = ["TEST", "ProcessLoader", "ProcessTests", "first_readable"]
+__all__ = ["TEST", "ProcessLoader", "ProcessTests", "first_readable", "seeded"]
 
 TEST = -1  # the "epoch" of a test example, which is not augmented
 
@@ -31,6 +33,25 @@ def first_readable(read: Callable[[int], dict[str, Any]], index: int, size: int,
             if not skip:
                 return {"error": str(error)}
     return {"error": nothing}
+
+
+def _together(collate: Callable[[list[dict[str, Any]]], dict[str, Any]], samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """One batch of several samples, with the number of those skipped for it; or the first error among them."""
+    if broken := [sample["error"] for sample in samples if "error" in sample]:
+        return {"error": broken[0]}
+    return {**collate(samples), "skipped": sum(sample["skipped"] for sample in samples)}
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, torch's own generator, which torchvision draws from, begins at `seed`. Outside it is as if nothing had been drawn: without
+    loader processes it is the one that the network draws from."""
+    before = torch.get_rng_state()
+    try:
+        torch.default_generator.manual_seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 class _Keys(Sampler[list[tuple[int, int]]]):
@@ -51,7 +72,7 @@ class ProcessTests:
     """Test batches put together by `workers` processes (0: by this one), with the protocol of `loader.Tests`.
 
     examples    reads (epoch, index), as `first_readable` does.
-    collate     makes one batch of several, or one error.
+    collate     makes one batch of several.
     test_batch  how many test examples go together.
     """
 
@@ -66,7 +87,7 @@ class ProcessTests:
         pin: bool,
     ) -> None:
         self.share, self.skipped = share, 0
-        self._examples, self._collate, self._workers, self._pin = examples, collate, workers, pin
+        self._examples, self._collate, self._workers, self._pin = examples, partial(_together, collate), workers, pin
         self._mine, self._test_batch = range(share.rank, test_size, share.world), max(1, test_batch)
         self._open: list[Any] = []
 

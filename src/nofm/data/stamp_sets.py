@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -137,7 +138,7 @@ def read_pack(path: str | Path) -> FlowArrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             raw, ends, layers, motions = (file[name] for name in ("jpegs", "ends", "layers", "motions"))
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: is no file of flying stamps, or cut short ({error})") from None
     pieces = np.split(raw, ends[:-1])
     if len(ends) != 2 * len(layers) or len(motions) != len(layers) or not len(layers) or ends[-1] != len(raw):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,8 @@ from torchvision.transforms import v2
 from .arrays import Arrays
 from .errors import DataError
 from .order import Order, Share, mix
-from .processes import TEST, ProcessLoader, ProcessTests, first_readable
+from .pictures import open_rgb
+from .processes import TEST, ProcessLoader, ProcessTests, first_readable, seeded
 
 __all__ = ["ArrayImages", "FolderImages", "FolderTests", "WorkerLoader", "WorkerTests", "as_arrays", "centre"]
 
@@ -60,7 +60,7 @@ class FolderImages:
 
     def read(self, index: int, training: bool) -> tuple[Tensor, int]:
         path, label = (self._train if training else self._test)[index]
-        return (self._augment if training else self._finish)(_rgb(path)), label
+        return (self._augment if training else self._finish)(open_rgb(path, "this image")), label
 
 
 class FolderTests:
@@ -76,7 +76,7 @@ class FolderTests:
 
     def read(self, index: int, training: bool) -> tuple[Tensor, int]:
         path, label = self._test[index]
-        return self._finish(_rgb(path)), label
+        return self._finish(open_rgb(path, "this image")), label
 
 
 _NORMALISED = v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)
@@ -90,17 +90,6 @@ def as_arrays(side: int, mean: Sequence[float], std: Sequence[float]) -> v2.Tran
 def centre(size: int) -> v2.Transform:
     """How a network that was trained on a folder of images sees those that it is measured on."""
     return v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size), *_NORMALISED])
-
-
-def _rgb(path: str) -> Any:
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings(), Image.open(path) as picture:
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # a bomb, not a photograph
-            return picture.convert("RGB")
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{path}: this image cannot be read ({error}); mend or remove it, or set data.corrupt skip") from None
 
 
 def _images(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
@@ -129,23 +118,13 @@ class _Samples(Dataset[dict[str, Any]]):
         return first_readable(partial(self._sample, epoch), index, size, self._skip, "no image of this data set can be read")
 
     def _sample(self, epoch: int, at: int) -> dict[str, Any]:
-        before = torch.get_rng_state()
-        try:
-            torch.default_generator.manual_seed(mix(self._seed, epoch, at))
+        with seeded(mix(self._seed, epoch, at)):
             image, label = self._images.read(at, epoch != TEST)
-            return {"image": image, "label": label}
-        finally:
-            torch.set_rng_state(before)  # without loader processes this is the generator that dropout draws from
+        return {"image": image, "label": label}
 
 
 def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    if broken := [s["error"] for s in samples if "error" in s]:
-        return {"error": broken[0]}
-    return {
-        "image": torch.stack([s["image"] for s in samples]),
-        "label": torch.tensor([s["label"] for s in samples]),
-        "skipped": sum(s["skipped"] for s in samples),
-    }
+    return {"image": torch.stack([s["image"] for s in samples]), "label": torch.tensor([s["label"] for s in samples])}
 
 
 class WorkerLoader(ProcessLoader):

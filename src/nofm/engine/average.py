@@ -71,4 +71,4 @@ class Average:
             if theirs.stored_mask is None:
                 ours.look_through(theirs.lens)
             else:  # copied whether or not it has changed, since to ask a GPU would be to wait for it
-                ours.freeze(theirs.stored_mask.clone() if ours.stored_mask is None else theirs.stored_mask, theirs.lens)
+                ours.freeze(theirs.stored_mask, theirs.lens)

@@ -177,6 +177,11 @@ def make_schedule(config: RunConfig, optimizer: Optimizer, lengths: Lengths) -> 
     begins = list(lengths.restarts)
     if s.kind == "cosine":
         edges = [warmup, *begins, total]
+        if any(begin >= end for begin, end in pairwise(edges)):
+            raise ConfigError(
+                f"schedule.warmup = {s.warmup:g}, schedule.restarts = {', '.join(f'{r:g}' for r in s.restarts) or 'none'}: in whole steps "
+                f"a cosine would go from {', '.join(map(str, edges[:-1]))} to {total}, and a part of it has no step; set them farther apart"
+            )
         parts = [lr_scheduler.CosineAnnealingLR(optimizer, T_max=end - begin, eta_min=s.final) for begin, end in pairwise(edges)]
     elif s.kind == "step":
         gamma = 0.1 if s.gamma is None else s.gamma

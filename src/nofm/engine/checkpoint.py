@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from ..version import __version__
-from .files import Disk, HeldError, make_folder, remove, write_file
+from .files import Disk, HeldError, hold, make_folder, remove, write_file
 from .states import MAX_JSON, CheckpointError, Packed, pack, parse_json, plan
 
 __all__ = ["CheckpointError", "Store"]
@@ -47,7 +47,6 @@ _MANIFEST, _STATE, _TENSORS = "manifest.json", "state.json", "tensors.safetensor
 _MAX_MANIFEST = 1 << 16  # bytes; ours takes about 500
 _TEMPORARY = ".tmp-"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # what a file system without locks answers
 _LOOKS = 100  # how often a load looks again when a writer deletes what it is reading
 
 
@@ -112,6 +111,11 @@ class Store:
             raise CheckpointError(f"{self.folder}: there is no checkpoint")
         return found[1]
 
+    def newest(self) -> dict[str, Any] | None:
+        """What `load` gives; None if nothing was ever saved here."""
+        found = self._search(None)
+        return None if found is None else found[1]
+
     def latest(self) -> int | None:
         """The step that `load` gives; None if nothing was ever saved here. An error if there are checkpoints and none verifies."""
         found = self._search(None)
@@ -125,13 +129,9 @@ class Store:
 
     def _own(self) -> None:
         try:
-            self._disk.lock(self.folder / ".lock")
+            hold(self._disk, self.folder / ".lock")
         except HeldError as holder:
             raise CheckpointError(f"{self.folder}: {holder} saves here; stop it, or give this run a folder of its own") from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            warnings.warn(f"{self.folder}: no locks on this file system; see to it that only one run saves here", stacklevel=3)
 
     def _sweep(self) -> None:
         """Delete what interrupted saves left. That it cannot be deleted is no reason not to save."""

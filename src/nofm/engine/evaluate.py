@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from ..data.loader import Batch, Tests
 from ..tasks.base import Task
+from ..tasks.weights import listed, misfits, read_weights
 from .build import check_machine
 from .complaints import value_of
 from .config import ConfigError, RunConfig
@@ -140,7 +139,7 @@ def _weights(run: Path, own: RunConfig, given: str | None) -> dict[str, Path]:
     files = {"": run / PLAIN, **({"ema_": run / AVERAGE} if averaged else {})}
     if given is not None:
         path = run / given if (run / given).is_file() else Path(given)
-        files = {"ema_" if path.name == AVERAGE and path.parent == run else "": path}
+        files = {"ema_" if path.resolve() == (run / AVERAGE).resolve() else "": path}
     for path in files.values():
         if not path.is_file():
             hint = f"; it has {', '.join(found)}" if (found := sorted(p.name for p in run.glob("*.safetensors"))) else ""
@@ -225,25 +224,9 @@ def _measured(
 
 def _load_(task: Task, path: Path) -> None:
     """The weights of `path` in the task's network; raises unless they are all its weights and no others."""
-    try:
-        given = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path}: cannot be read as safetensors ({error})") from None
-    wanted = task.model.state_dict()
-    wrong = {
-        "missing": [key for key in wanted if key not in given],
-        "unexpected": [key for key in given if key not in wanted],
-        "of another shape": [
-            f"{key} {tuple(given[key].shape)} for {tuple(wanted[key].shape)}"
-            for key in wanted
-            if key in given and given[key].shape != wanted[key].shape
-        ],
-    }
-    if any(wrong.values()):
-        said = "; ".join(
-            f"{what}: {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}" for what, keys in wrong.items() if keys
-        )
-        raise ConfigError(f"{path}: these are not the weights of the network that the run describes ({said})")
+    given = read_weights(path)
+    if found := misfits(task.model.state_dict(), given):
+        raise ConfigError(f"{path}: these are not the weights of the network that the run describes ({listed(found)})")
     task.model.load_state_dict(given)
 
 

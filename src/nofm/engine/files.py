@@ -13,16 +13,18 @@ import hashlib
 import os
 import socket
 import stat
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Disk", "HeldError", "make_folder", "remove", "write_file"]
+__all__ = ["Disk", "HeldError", "hold", "make_folder", "remove", "write_file"]
 
 # Locks that this process holds: (device, inode) -> open file, one for all stores of a folder. Record locks, because those of flock
 # would live on in forked data loaders when this process is killed. They belong to the process: a fork inherits the files but not the
 # locks, and they are lost when any file on the inode is closed here.
 _LOCKS: dict[tuple[int, int], int] = {}
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # what a file system without locks answers
 
 
 class HeldError(Exception):
@@ -133,6 +135,16 @@ class Disk:
 
 def _key(facts: os.stat_result) -> tuple[int, int]:
     return facts.st_dev, facts.st_ino
+
+
+def hold(disk: Disk, path: Path) -> None:
+    """`Disk.lock`, where the file system has locks; else a warning, since a run is worth more than its lock."""
+    try:
+        disk.lock(path)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        warnings.warn(f"{path.parent}: no locks on this file system; see to it that only one run writes here", stacklevel=3)
 
 
 def write_file(disk: Disk, path: Path, chunks: Iterable[bytes | bytearray]) -> tuple[int, str]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..layers import sites
 from ..patterns import PatternLike
 from .config import ConfigError
-from .files import Disk, HeldError, make_folder, write_file
+from .files import Disk, HeldError, hold, make_folder, write_file
 from .movement import packed_masks
 
 __all__ = ["RunFolder", "Sink"]
@@ -49,7 +49,7 @@ class RunFolder:
         make_folder(self._disk, path / "checkpoints")
         make_folder(self._disk, path / "masks")
         try:
-            self._disk.lock(path / "checkpoints" / ".lock")
+            hold(self._disk, path / "checkpoints" / ".lock")
         except HeldError as holder:
             raise ConfigError(f"--out {path}: {holder} is writing this run; stop it, or give another folder") from None
         self.sinks: list[Sink] = []
@@ -87,7 +87,9 @@ class RunFolder:
     def event(self, name: str, step: int, **fields: Any) -> None:
         """Append an event, and tell the sinks."""
         event = {"event": name, "step": step, "time": time.time(), **fields}
-        self._events.write(json.dumps(event).encode() + b"\n")  # one write, so that lines never mix
+        rest = json.dumps(event).encode() + b"\n"
+        while rest:  # one write, so that lines never mix; a disk that is full takes a part without a word, and complains at the next
+            rest = rest[self._events.write(rest) :]
         for sink in self.sinks:
             sink.log(event)
 

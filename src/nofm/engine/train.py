@@ -250,7 +250,7 @@ def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) 
     if job.resume:
         trainer.world.wait()
         store = trainer.store or Store(job.out / "checkpoints")
-        state = store.load() if store.latest() is not None else None
+        state = store.newest()
         resumed_from = 0 if not fresh else None
         if state is not None:
             snapshot.restore(trainer, state, allow_change=job.allow_change)

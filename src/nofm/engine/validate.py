@@ -168,7 +168,7 @@ def _method(c: RunConfig) -> Complaints:
         yield from number(f"sparsity.method.{name}", getattr(m, name), 0, open_low=True)
     if unit == "steps":
         for name in ("probe", "prune_at", "every", "begin_at", "end_at", "rewind_to"):
-            if (value := getattr(m, name)) is not None and value != int(value):
+            if _is_broken(getattr(m, name)):
                 yield f"sparsity.method.{name}", "must be a whole number: this run counts in steps"
     for name in ("l1", "temperature", "seed"):
         yield from number(f"sparsity.method.{name}", getattr(m, name), 0)
@@ -223,6 +223,11 @@ def _in_vain(c: RunConfig) -> Complaints:
 def _length(c: RunConfig) -> tuple[float | None, str]:
     """How long the run is, and in what."""
     return (c.engine.epochs, "epochs") if c.engine.epochs is not None else (c.engine.steps, "steps")
+
+
+def _is_broken(length: float | None) -> bool:
+    """Whether a length in steps is not whole; of one that is not finite, its range says so."""
+    return length is not None and math.isfinite(length) and length % 1 != 0
 
 
 def _without_effect(kind: str, name: str, owned: dict[str, tuple[str, ...]]) -> str:
@@ -299,8 +304,7 @@ def _engine(c: RunConfig) -> Complaints:
     yield from number("engine.ema", e.ema, 0, 1, open_low=True)
     for name in ("eval_every", "checkpoint_every"):
         yield from number(f"engine.{name}", getattr(e, name), 0, open_low=True)
-        value = getattr(e, name)
-        if e.steps is not None and value is not None and value != int(value if math.isfinite(value) else 0):
+        if e.steps is not None and _is_broken(getattr(e, name)):
             yield f"engine.{name}", "must be whole where the run is measured in steps"
     if e.precision == "fp16" and c.device == "cpu":
         yield "engine.precision", "fp16 needs a CUDA device; allowed on the CPU: fp32, bf16"

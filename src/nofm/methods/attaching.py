@@ -101,7 +101,7 @@ class Handle:
         return {"method": type(self.method).__name__, "steps": steps, "masks": masks, "memory": self.memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`. Load the model first: loading weights makes frozen masks anew."""
+        """Go on from `state_dict()`, forward or back. Load the model first: loading weights makes frozen masks anew."""
         name, by_key = type(self.method).__name__, {site.key: site for site in self._sites}
         if state["method"] != name:
             raise OptimizerError(f"this state is of method {state['method']}, the attached one is {name}; attach the same method")
@@ -111,6 +111,9 @@ class Handle:
             raise OptimizerError(f"this state has masks for {', '.join(unknown)}, which are not sparse weights of this model")
         for driver, number in zip(self._drivers, state["steps"], strict=True):
             driver.number = int(number)
+        for site in self._sites:
+            if site.stored_mask is not None and site.key not in state["masks"]:
+                site.thaw(ste.dense)  # the state is of a time before the mask was made
         for key, packed in state["masks"].items():
             site = by_key[key]
             lens = site.lens if site.stored_mask is not None else ste.frozen

@@ -155,12 +155,11 @@ def _are_same(these: Sequence[object], those: Sequence[object]) -> bool:
 
 
 def _check_still_trained(site: Site, param: nn.Parameter) -> None:
-    """Raise if a layer computes with another parameter than the one that the optimizer moves."""
-    if site.module._parameters.get(site.param) is param and isinstance(site.module, SparseModule):
-        return
+    """Raise if a layer that does not hold the parameter itself computes with another one than the optimizer moves."""
     if not isinstance(site.module, SparseModule):
         raise OptimizerError(f"{site.name} is a plain module again (fold_, densify_) while a method is attached; call detach() first")
-    if site.weight is not param and not shards.gathers(site.weight, param):
+    weight = site.module._parameters.get(site.param)
+    if weight is None or not shards.gathers(weight, param):
         raise OptimizerError(
             f"{site.key} is no longer the parameter that the optimizer owns (load_state_dict(assign=True), or a replaced "
             "parameter?); build the optimizer again, detach() and attach to it"

@@ -50,8 +50,9 @@ class Memory:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if unlike := sorted(set(state["learned"]) ^ set(self.learned)):
             raise OptimizerError(f"this state and the attached method do not learn the same parameters: {unlike[0]} is in one only")
+        before, self.tensors = self.tensors, {}
         for name, tensor in state["tensors"].items():
-            mine = self.tensors.get(name)
+            mine = before.get(name)
             self.tensors[name] = tensor if mine is None else tensor.to(mine.device, copy=True)
         for name, tensor in state["learned"].items():
             self.learned[name].data.copy_(tensor)

@@ -82,9 +82,11 @@ class SRSTE(Method):
             self._mask(site)
 
     def go_on(self, sites: Sequence[Site], number: int) -> None:
-        if number >= self.begin_at:
-            for site in sites:
+        for site in sites:
+            if number >= self.begin_at:
                 self._mask(site)
+            else:
+                site.look_through(ste.dense)
 
     def _mask(self, site: Site) -> None:
         fixed = self.decay != "auto" and self.placement == "backward"
@@ -116,7 +118,8 @@ class SRSTE(Method):
         return self.placement != "backward"
 
     def term(self, step: Step) -> Term | None:
-        if self._probes(step.number):  # has a control without the term, and looks at flips
+        starts_dense = step.number <= self.begin_at
+        if starts_dense or self._probes(step.number):  # a probe has a control without the term, and looks at flips
             return None
         return Term(self._decay(step), self.refine, self.placement == "decoupled")
 

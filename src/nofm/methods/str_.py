@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from .. import shards, ste
 from ..errors import OptimizerError
@@ -57,7 +56,7 @@ class STR(Method):
         for owned in step.weights:
             s = _lens(owned).s
             # g(S) is zero where pruned already, as the weight's gradient is.
-            total = _over_processes((owned.weight.sign() * owned.grad).sum(dtype=torch.float32), owned)
+            total = shards.summed((owned.weight.sign() * owned.grad).sum(dtype=torch.float32), owned.param)
             opening = s.detach().sigmoid() * (-s.detach()).sigmoid()
             grad = -opening * total
             s.grad = grad if s.grad is None else s.grad.copy_(grad)
@@ -72,9 +71,3 @@ def _lens(owned: OwnedWeight) -> ste.SoftThreshold:
     lens = owned.site.lens
     assert isinstance(lens, ste.SoftThreshold), f"{owned.site.key} is not seen through its threshold"
     return lens
-
-
-def _over_processes(total: Tensor, owned: OwnedWeight) -> Tensor:
-    for group in shards.groups_of(owned.param):
-        torch.distributed.all_reduce(total, group=group)
-    return total

@@ -6,7 +6,6 @@ same run folders.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ..version import __version__
 from . import curves, details, samples, sections
 from .compare import Group, group_runs
 from .errors import ReportError
+from .files import write_whole
 from .kernels import LayerShapes, last_masks, read_shapes
 from .notices import notices, short_names
 from .numbers import curves_csv, document, runs_csv, to_json
@@ -47,23 +47,13 @@ def write_report(runs: Sequence[Path | str], out: Path | str, *, picture: bool =
         contents.append(drawn(groups))
     page.parent.mkdir(parents=True, exist_ok=True)
     for path, content in zip(files_of(page, picture=picture), contents, strict=True):
-        _write(path, content)
+        write_whole(path, content)
     return page
 
 
 def files_of(page: Path, *, picture: bool = False) -> list[Path]:
     """All files of a report, the page first."""
     return [page, *(page.with_name(page.stem + end) for end in (".csv", "-curves.csv", ".json", *((".png",) if picture else ())))]
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all: an old report is never left half overwritten."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _shapes(run: Run) -> list[LayerShapes]:

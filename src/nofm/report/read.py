@@ -8,6 +8,7 @@ its end, which is what a crash leaves behind. It is left out, and the report say
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,9 @@ _RUN_KEYS: dict[str, tuple[type, ...]] = {
     "workdir_commit": (str, type(None)),
     "cost": (dict, type(None)),
 }
+_COST_MAY_HAVE = {f"{what}{which}": (int, float) for what in ("params", "weights", "macs") for which in ("", "_sparse")}
 _LAYER_KEYS: dict[str, tuple[type, ...]] = {"name": (str,), "kind": (str,), "shape": (list,), "pattern": (str,), "kept": (int,)}
+_LAYER_MAY_HAVE: dict[str, tuple[type, ...]] = {"groups": (int, type(None)), "note": (str, type(None))}
 _NUMBER = (int, float, type(None))  # None: JSON has no NaN, so a writer may say null
 _EVENT_KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "start": {"resumed_from": (int, type(None))},
@@ -44,6 +47,7 @@ _EVENT_KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "end": {"metrics": (dict,), "seconds": _NUMBER},
     "error": {"message": (str,)},
 }
+_EVENT_MAY_HAVE: dict[str, dict[str, tuple[type, ...]]] = {"end": {"kept": (int,)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,7 @@ class Layer:
 
     @property
     def weights(self) -> int:
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +183,14 @@ def _run_json(path: Path) -> dict[str, Any]:
         raise ReportError(path, f"format {info.get('format')!r} is not known, only {FORMAT}; read it with the nofm that wrote it")
     info = {"workdir_commit": None, **info}  # which the first runs do not have
     _check(path, None, info, _RUN_KEYS)
+    _check(path, None, info["cost"] or {}, _among(_COST_MAY_HAVE, info["cost"] or {}), "cost.")
     return info
 
 
 def _layer(path: Path, index: int, row: Any) -> Layer:
     if not isinstance(row, dict):
         raise ReportError(path, f"layers[{index}] is {type(row).__name__}, an object is expected")
-    _check(path, None, row, _LAYER_KEYS, f"layers[{index}].")
+    _check(path, None, row, _LAYER_KEYS | _among(_LAYER_MAY_HAVE, row), f"layers[{index}].")
     if not all(type(extent) is int and extent >= 0 for extent in row["shape"]):
         raise ReportError(path, f"layers[{index}].shape is {row['shape']}, whole numbers are expected")
     name, kind, shape, pattern, kept = (row[key] for key in _LAYER_KEYS)
@@ -213,8 +215,9 @@ def _events(path: Path) -> tuple[list[Event], list[str]]:
         if not isinstance(event, dict):
             raise ReportError(path, f"an object is expected, got {type(event).__name__}", number)
         _check(path, number, event, {"event": (str,), "step": (int,)})
-        _check(path, number, event, _EVENT_KEYS.get(event["event"], {}))
-        events.append(Event(event["event"], event["step"], event, number))
+        kind = event["event"]
+        _check(path, number, event, _EVENT_KEYS.get(kind, {}) | _among(_EVENT_MAY_HAVE.get(kind, {}), event))
+        events.append(Event(kind, event["step"], event, number))
     if not events:
         raise ReportError(path, "no events; the run ended before its first line was complete")
     return events, notices
@@ -239,6 +242,11 @@ def _json(path: Path, text: bytes, first_line: int) -> Any:
         raise ReportError(path, f"not valid JSON: {error.msg} at column {error.colno}", first_line + error.lineno - 1) from error
     except UnicodeDecodeError as error:
         raise ReportError(path, f"not UTF-8: {error.reason} at byte {error.start}", first_line) from error
+
+
+def _among(keys: Mapping[str, tuple[type, ...]], data: Mapping[str, Any]) -> dict[str, tuple[type, ...]]:
+    """Those of `keys` that `data` has; the first runs have none of them."""
+    return {key: types for key, types in keys.items() if key in data}
 
 
 def _check(path: Path, line: int | None, data: Mapping[str, Any], keys: Mapping[str, tuple[type, ...]], prefix: str = "") -> None:

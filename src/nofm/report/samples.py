@@ -14,6 +14,7 @@ import base64
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -136,7 +137,7 @@ def _read(path: Path, kind: str) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise ReportError(path, f"cannot be read ({error})") from None
     for name, dimensions in _SHAPES[kind].items():
         if name not in arrays or arrays[name].ndim != dimensions:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import ReportError
+from .files import write_whole
 from .measures import MEASURES, Measure
 from .numbers import computes_dense, total_sad
 from .read import Run, load
@@ -249,7 +250,7 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
         raise Unfinished(folder, f"no run of this study is finished yet; nofm study {facts['name']} --out DIR goes on with them")
     files = {"runs.csv": runs_csv(rows), **texts(facts, rows)}
     for name, text in files.items():
-        (folder / name).write_text(text)
+        write_whole(folder / name, text.encode())  # runs.csv may be all that is left of some runs
     if any(found.values()) and importlib.util.find_spec("matplotlib") is not None:
         from .study_figure import draw
 

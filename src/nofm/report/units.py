@@ -69,11 +69,11 @@ def big(value: float | None) -> str:
     """A count in three figures: 1.23 k, 45.6 M, 7.89 G; small ones as they are."""
     if value is None or not math.isfinite(value):
         return NONE
-    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            unit = min(limit, 1e3) if letter == "k" else limit
-            return f"{value / unit:.3g} {letter}" if abs(value) / unit < 1000 else f"{value / unit:,.0f} {letter}"
-    return f"{value:,.0f}"
+    if abs(value) < 1e4:
+        return f"{value:,.0f}"
+    rounded = float(f"{value:.3g}")  # before the unit is chosen: 999,999 is 1 M
+    unit, letter = next((unit, letter) for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(rounded) >= unit)
+    return f"{rounded / unit:.3g} {letter}" if abs(rounded) < 1000 * unit else f"{value / unit:,.0f} {letter}"
 
 
 def rate(share: float | None) -> str:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..errors import NofmError
+from .weights import listed, misfits, read_weights
 
 __all__ = ["DETECTORS", "FixedWork", "build_detector", "load_backbone_", "predictors"]
 
@@ -128,38 +129,18 @@ def _tiny(masks: bool, classes: int, norm: Any, trainable: int, options: dict[st
 
 def load_backbone_(model: nn.Module, source: str | Path) -> None:
     """Begin with the weights of a classification network: those of a run's folder (its model.safetensors) or of a safetensors file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = Path(source)
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         raise NofmError(f"model.backbone = {source}: there is no {file}; give a finished run's folder or a safetensors file")
-    try:
-        given = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise NofmError(f"{file}: cannot be read as safetensors ({error})") from None
+    given = read_weights(file)
     body: nn.Module = model.backbone.body  # type: ignore[assignment, union-attr]
     wanted = body.state_dict()
-    counted = ".num_batches_tracked"  # only there where a BatchNorm learns
-    missing = [key for key in wanted if key not in given and not key.endswith(counted)]
-    unexpected = [key for key in given if key not in wanted and not key.endswith(counted) and not key.startswith("fc.")]
-    misshapen = [
-        f"{key} {tuple(given[key].shape)} for {tuple(wanted[key].shape)}"
-        for key in wanted
-        if key in given and given[key].shape != wanted[key].shape
-    ]
-    if missing or unexpected or misshapen:
-        found = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
-        said = "; ".join(
-            f"{what}: {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}" for what, keys in found.items() if keys
-        )
-        hint = (
-            "; GroupNorm has no running statistics: use model.norm frozen or batch"
-            if any("running_mean" in key for key in unexpected)
-            else ""
-        )
-        raise NofmError(f"{file}: is not a backbone of this detector, whose keys are torchvision's ResNet's ({said}){hint}")
+    # The classifier is left behind, and batches are counted only where a BatchNorm learns.
+    if found := misfits(wanted, given, lambda key: key.startswith("fc.") or key.endswith(".num_batches_tracked")):
+        statistics = any("running_mean" in key for key in found.get("unexpected", ()))
+        hint = "; GroupNorm has no running statistics: use model.norm frozen or batch" * statistics
+        raise NofmError(f"{file}: is not a backbone of this detector, whose keys are torchvision's ResNet's ({listed(found)}){hint}")
     body.load_state_dict({key: given[key] for key in given if key in wanted}, strict=False)
 
 

@@ -1,0 +1,45 @@
+"""Weights from a file that are to become a network's: read, and compared with those that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from ..errors import NofmError
+
+__all__ = ["listed", "misfits", "read_weights"]
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise NofmError(f"{path}: cannot be read as safetensors ({error})") from None
+
+
+def misfits(
+    wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], may_differ: Callable[[str], bool] = lambda key: False
+) -> dict[str, list[str]]:
+    """In what `given` is not `wanted`, by kind; empty where it fits. Keys that `may_differ` may be in one of the two alone."""
+    found = {
+        "missing": [key for key in wanted if key not in given and not may_differ(key)],
+        "unexpected": [key for key in given if key not in wanted and not may_differ(key)],
+        "of another shape": [
+            f"{key} {tuple(given[key].shape)} for {tuple(wanted[key].shape)}"
+            for key in wanted
+            if key in given and given[key].shape != wanted[key].shape
+        ],
+    }
+    return {kind: keys for kind, keys in found.items() if keys}
+
+
+def listed(found: Mapping[str, list[str]]) -> str:
+    """`misfits` in words, the first three of each kind."""
+    more = {kind: f" and {len(keys) - 3} more" * (len(keys) > 3) for kind, keys in found.items()}
+    return "; ".join(f"{kind}: {', '.join(keys[:3])}{more[kind]}" for kind, keys in found.items())
