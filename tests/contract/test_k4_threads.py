@@ -3,6 +3,8 @@ it must never do is compute with dense weights, or leave a masked one behind. Th
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -153,3 +155,20 @@ def test_threads_with_two_views_of_a_weight_do_not_plan_for_each_other(monkeypat
             go_on.set()
         assert future.result() == [1]
     assert strides(w.t(), outs[2].t()) == [16]
+
+
+def test_a_fork_masks_large_weights_too() -> None:
+    """A forked data loader or server has the pool of threads that its parent made, but not the threads."""
+    code = (
+        "import os, signal, torch; torch.set_num_threads(2)\n"
+        "from nofm.kernels import ops; from nofm.masks import Grouping; from nofm.patterns import Pattern\n"
+        "w, grouping = torch.randn(1024, 1024), Grouping(Pattern('2:4'))\n"
+        "expected = ops.mask(w, grouping)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(20)\n"
+        "    os._exit(0 if torch.equal(ops.mask(w, grouping), expected) else 1)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

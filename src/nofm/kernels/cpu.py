@@ -188,3 +188,8 @@ def _in_threads(groups: int, m: int, run: Callable[[int, int], None]) -> None:
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="nofm")
+
+
+# A fork has the pool but none of its threads, and would wait for them for ever.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)
