@@ -183,6 +183,22 @@ def test_lambda_is_exact_under_a_scaler(fused, scale, placement):
     assert torch.equal(start[~pruned], after[~pruned])
 
 
+def test_sad_of_a_model_that_moves_between_two_records():
+    model = small_net().cpu()
+    nofm.sparsify_(model, "2:4")
+    moved, stays = nofm.SAD(model), nofm.SAD(model, device="cpu")
+    for step, device in enumerate(("cpu", "cuda", "cpu")):
+        model.to(device)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step)))
+        moved.record(step)
+        stays.record(step)
+    assert moved.between(0, 1) == stays.between(0, 1)
+    assert moved.between(1, 2) == stays.between(1, 2)
+    assert moved.between(0, 1).total > 0
+
+
 def test_sad_is_counted_on_the_device():
     model = small_net()
     nofm.sparsify_(model, {"2": "2:8", "4": "1:4", "6": "2:4"})

@@ -69,9 +69,9 @@ class _Bits:
         return pack(unpack_bits(self.data, order.lane, order.shape, order.strides, order.stride)) if order.lane else self.data
 
     def differing(self, other: _Bits) -> Tensor:
-        if self.order == other.order:
+        if self.order == other.order and self.data.device == other.data.device:
             return differing(self.data, other.data)
-        return differing(self.in_index_order(), other.in_index_order())
+        return differing(self.in_index_order(), other.in_index_order().to(self.data.device))  # a model may move between two records
 
 
 @dataclass(frozen=True, slots=True)
