@@ -29,7 +29,7 @@ RIGHT = {
         {"kind": "gmp", "sparsity": 0.8, "begin_at": 5, "end_at": 600, "every": 10, "allocation": "global"},
         nofm.GMP(0.8, 5, 600, 10, "global"),
     ),
-    "str": ({"kind": "str", "initial": -8.0}, nofm.STR(-8.0)),
+    "str": ({"kind": "str", "initial": -8.0, "decay": -1e-4}, nofm.STR(-8.0, -1e-4)),
     "ste_unstructured": ({"kind": "ste_unstructured", "sparsity": 0.8, "allocation": "erk"}, nofm.UnstructuredSTE(0.8, "erk")),
     "dnw": ({"kind": "dnw"}, nofm.DNW()),
     "snip": ({"kind": "snip", "batches": 3}, nofm.SNIP(batches=3)),
@@ -62,6 +62,7 @@ WRONG = {
     "snip of no batch": ({"kind": "snip", "batches": 0}, "sparsity.method.batches = 0: must be batches >= 1"),
     "sparsity of everything": ({"kind": "dnw", "sparsity": 1.0}, "sparsity.method.sparsity = 1.0: must be 0 < sparsity < 1"),
     "str from nowhere": ({"kind": "str", "initial": float("-inf")}, "sparsity.method.initial = -inf: must be finite"),
+    "str finds no decay": ({"kind": "str", "decay": "auto"}, "sparsity.method.decay = auto: must be a number for str"),
     "rigl over all layers": (
         {"kind": "rigl", "allocation": "global", "end_at": 600},
         "sparsity.method.allocation = global: must be uniform or erk for rigl",

@@ -122,6 +122,17 @@ def test_snip_adds_up_the_gradients_of_its_batches():
     assert not any(value.any() for value in optimizer.state[model.weight].values() if value is not None)
 
 
+def test_str_draws_its_threshold_to_zero_and_leaves_weights_alone():
+    """Without a gradient s moves by 1/2 * 1/4 of itself."""
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    handle = nofm.attach(STR(initial=-8.0, decay=0.25), model, optimizer)
+    (s,) = handle.memory.learned.values()
+    before = model.weight.tolist()
+    pencil_step(model, optimizer, [0.0] * 8)
+    assert (s.item(), model.weight.tolist()) == (-7.0, before)
+
+
 def test_str_learns_its_threshold():
     """sigmoid'(0) = 1/4; the sum of sign(W) * G over kept weights is 1 - 2 - 1 - 4 + 1 + 1 = -4, so s moves by -1/2 * 1."""
     model = layer()

@@ -148,7 +148,8 @@ class MethodConfig:
     kind: str = "srste"
     """dense, ste, srste, asp, rigl, gmp, ...: a name of nofm.METHODS."""
     decay: float | Literal["auto"] | None = None
-    """srste: lambda of the paper, or auto to find it by the flip rate in the first `probe` steps."""
+    """srste: lambda of the paper, or auto to find it by the flip rate in the first `probe` steps. str: weight decay of thresholds beyond
+    that of the weights."""
     refine: Literal["weight", "sign", "gradient"] | None = None
     """srste: Eq. 4, 5 or 6."""
     placement: Literal["gradient", "decoupled", "backward"] | None = None

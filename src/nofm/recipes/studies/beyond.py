@@ -31,9 +31,14 @@ def _warmed(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, warmup=share(config, 0.2)))
 
 
-def _started_dense(config: RunConfig) -> RunConfig:
+def _lightly(config: RunConfig) -> RunConfig:
+    """A fifth of the weight decay."""
+    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, weight_decay=config.optim.weight_decay / 5))
+
+
+def _started_dense(config: RunConfig, part: float = 0.2) -> RunConfig:
     """The first fifth dense."""
-    method = dataclasses.replace(config.sparsity.method, begin_at=share(config, 0.2))
+    method = dataclasses.replace(config.sparsity.method, begin_at=share(config, part))
     return dataclasses.replace(config, sparsity=dataclasses.replace(config.sparsity, method=method))
 
 
@@ -54,11 +59,15 @@ def study(base: RunConfig) -> Study:
             "lambda by flip rate": automatic,
             "warm-up over a fifth": _warmed(plain),
             "dense for a fifth": _started_dense(plain),
+            "dense for half": _started_dense(plain, 0.5),
+            "light decay": _lightly(plain),
             "averaged": _averaged(plain),
             "mixed by ERK": erk,
             "mixed by magnitude": _mixed(plain, pattern, "magnitude"),
             **({"mixed by sensitivity": _mixed(plain, pattern, "sensitivity")} if base.data.loader == "resident" else {}),
             "mixed by ERK, dense for a fifth": _started_dense(erk),
+            "mixed by ERK, light decay": _lightly(erk),
+            "mixed by ERK, dense for half": _started_dense(erk, 0.5),
             "mixed by ERK, lambda by flip rate": _mixed(automatic, pattern, "erk"),
             "mixed by ERK, dense for a fifth, averaged": _averaged(_started_dense(erk)),
         }
