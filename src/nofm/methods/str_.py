@@ -63,7 +63,9 @@ class STR(Method):
             # g(S) is zero where pruned already, as the weight's gradient is.
             total = _over_processes((owned.weight.sign() * owned.grad).sum(dtype=torch.float32), owned)
             opening = s.detach().sigmoid() * (-s.detach()).sigmoid()
-            grad = self.decay * s.detach() - opening * total
+            pull = s.detach() * (self.decay if owned.descends else -self.decay)
+            pull = pull if step.grad_scale is None else pull * step.grad_scale
+            grad = pull - opening * total
             s.grad = grad if s.grad is None else s.grad.copy_(grad)
 
     def after_step(self, step: Step) -> None:

@@ -9,7 +9,8 @@ STR's sparsity is an outcome. Its authors start s at one value and choose weight
 base's, as in all other rows, and s has one of its own. By decay alone s shrinks by exp(-E), E = decay * sum of lr / (1 - momentum); a
 threshold is open from about s = -10 on, and then the loss moves it too, to where it likes it whatever the start (digits: aims from -4.6
 to -2.4 all ended between -3.2 and -2.6). So each row has its E, and s starts where it comes to -10 after a quarter of it. In the released
-settings of STR E = 11.5 gives 90 % (ResNet-50). Very short runs get sparser by the same E.
+settings E = 11.5 gives 90 % (ResNet-50). Networks that fit their data with ease get sparser, others less: three convolutions on CIFAR-10
+(1,500 steps) came to 71, 78 and 85 % by E = 6, 10 and 16, a ResNet-20 on the digits to 99 % by E = 6. So the rows lie far apart.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..study import Claim, Row, Study, dense, nm, only_for, restarting, share, u
 __all__ = ["study"]
 
 _IMAGES = {"digits": 1_437, "fashion": 60_000, "cifar10": 50_000, "folder": 1_281_167}  # that one trains on; a folder is ImageNet's
-_STR = (6.0, 10.0, 16.0)  # E, see above
+_STR = (8.0, 16.0, 32.0)  # E, see above
 _OPEN = -10.0  # s at which thresholds begin to matter: sigmoid(-10) is 5e-5
 _ROUNDS = 4  # of the lottery ticket, which trains that many times and once more
 _EQUAL = ("RigL (ERK)", "GMP", "STE, unstructured")  # also at the density of 1:16: the strongest, and the one that differs by groups only
@@ -87,7 +88,7 @@ def study(base: RunConfig) -> Study:
             if percent > 80:
                 claims.append(Claim(f"SR-STE 1:16 is above {name} at {percent:g} %", "SR-STE 1:16", label))
     rows += [Row(f"STR, exponent {exponent:g}", _str(base, exponent)) for exponent in _STR]
-    claims.append(Claim("SR-STE 1:16 is above STR with the largest exponent", "SR-STE 1:16", rows[-1].label))
+    claims.append(Claim("SR-STE 1:16 is above STR with exponent 16", "SR-STE 1:16", "STR, exponent 16"))
     rows += [Row(f"lottery ticket {percent} %", _lottery(base, percent / 100)) for percent in (80, 95)]
     notes = (
         "2:8 keeps 25 % and 1:16 keeps 6.25 % of a sparse layer, so the N:M rows keep more than 80 % and 95 % sparsity do, as in the paper;"
