@@ -3,7 +3,7 @@
 One change a row, then the changes that should add up. Mixed rows keep no more weights than the pattern does, over all sparse layers.
 Plain rows are also the allocations' baseline: uniform.
 
-Which rows: three convolutions on CIFAR-10 at 1:16 (1,500 steps, batch 32, CPU, mean of two seeds about half a point apart) had 44.5 % plain,
+Which rows: three convolutions on CIFAR-10 at 1:16 (1,500 steps, batch 32, CPU, mean of two seeds half a point apart) had 44.5 % plain,
 43.7 with lambda by flip rate, 45.2 with less weight decay, 44.6, 45.6 and 46.7 dense for a fifth, a half and three quarters, 47.4 dense for
 half with less weight decay; 43.7 with 2:32, and 36 by an average over 500 steps, whose masks move. Allocation by magnitude is that of ERK
 but for two layers of ResNet-20.
