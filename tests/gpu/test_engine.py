@@ -102,6 +102,33 @@ def test_a_graph_gives_the_same_bits_as_steps_one_by_one(options, root, tmp_path
     assert_same(final(one), final(two))
 
 
+# As the studies train them: bf16, channels_last, Nesterov's momentum, the learning rate's schedule begun again.
+RIVALS: dict[str, dict[str, Any]] = {
+    "gmp": {"begin_at": 4, "end_at": 30, "every": 5},
+    "rigl": {"end_at": 30, "every": 8},
+    "set": {"end_at": 30, "every": 8},
+    "snfs": {"end_at": 30, "every": 8},
+    "dsr": {"end_at": 30, "every": 8},
+    "deepr": {},
+    "ste_unstructured": {},
+    "dnw": {},
+    "snip": {},
+    "str": {"sparsity": None, "initial": -4.0},
+    "lottery": {"rounds": 1, "every": 24, "rewind_to": 4},
+}
+
+
+@pytest.mark.parametrize("kind", RIVALS)
+def test_rivals_too(kind, root, tmp_path):
+    method = MethodConfig(**{"kind": kind, "sparsity": 0.8, **RIVALS[kind]})
+    parts: dict[str, Any] = {"sparsity": {"pattern": "1:1", "method": method}, "optim": {"nesterov": True}, "schedule": {"restarts": (24,)}}
+    engine = {"precision": "bf16", "channels_last": True}
+    one, two = tmp_path / "eager", tmp_path / "graph"
+    train(changed(root, engine={**engine, "graph": "off"}, **parts), one)
+    train(changed(root, engine=engine, **parts), two)
+    assert_same(final(one), final(two))
+
+
 @pytest.mark.parametrize(
     ("engine", "optim"),
     [

@@ -29,7 +29,7 @@ RIGHT = {
         {"kind": "gmp", "sparsity": 0.8, "begin_at": 5, "end_at": 600, "every": 10, "allocation": "global"},
         nofm.GMP(0.8, 5, 600, 10, "global"),
     ),
-    "str": ({"kind": "str", "initial": -8.0}, nofm.STR(-8.0)),
+    "str": ({"kind": "str", "initial": -8.0, "decay": -1e-4}, nofm.STR(-8.0, -1e-4)),
     "ste_unstructured": ({"kind": "ste_unstructured", "sparsity": 0.8, "allocation": "erk"}, nofm.UnstructuredSTE(0.8, "erk")),
     "dnw": ({"kind": "dnw"}, nofm.DNW()),
     "snip": ({"kind": "snip", "batches": 3}, nofm.SNIP(batches=3)),
@@ -64,6 +64,7 @@ WRONG = {
     "str from nowhere": ({"kind": "str", "initial": float("-inf")}, "sparsity.method.initial = -inf: must be finite"),
     "asp at no time": ({"kind": "asp", "prune_at": float("nan")}, "sparsity.method.prune_at = nan: must be prune_at >= 0, and finite"),
     "half a step": ({"kind": "set", "every": 2.5}, "sparsity.method.every = 2.5: must be a whole number: this run counts in steps"),
+    "str finds no decay": ({"kind": "str", "decay": "auto"}, "sparsity.method.decay = auto: must be a number for str"),
     "rigl over all layers": (
         {"kind": "rigl", "allocation": "global", "end_at": 600},
         "sparsity.method.allocation = global: must be uniform or erk for rigl",

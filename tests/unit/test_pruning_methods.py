@@ -122,6 +122,25 @@ def test_snip_adds_up_the_gradients_of_its_batches():
     assert not any(value.any() for value in optimizer.state[model.weight].values() if value is not None)
 
 
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "under a loss scale"])
+@pytest.mark.parametrize("ascends", [False, True], ids=["", "ascending"])
+def test_str_draws_its_threshold_to_zero_and_leaves_weights_alone(ascends, scaled):
+    """Without a gradient s moves by 1/2 * 1/4 of itself."""
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, maximize=ascends, fused=True)
+    handle = nofm.attach(STR(initial=-8.0, decay=0.25), model, optimizer)
+    (s,) = handle.memory.learned.values()
+    before = model.weight.tolist()
+    model.weight.grad = torch.zeros_like(model.weight)
+    if scaled:
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(torch.zeros(1))
+        scaler.step(optimizer)
+    else:
+        optimizer.step()
+    assert (s.item(), model.weight.tolist()) == (-7.0, before)
+
+
 def test_str_learns_its_threshold():
     """sigmoid'(0) = 1/4; the sum of sign(W) * G over kept weights is 1 - 2 - 1 - 4 + 1 + 1 = -4, so s moves by -1/2 * 1."""
     model = layer()

@@ -63,11 +63,72 @@ def test_every_row_of_every_study_can_be_run(study, name, images):
         # What a table compares is the method, the pattern, the network, and for methods that train twice the length.
         allowed: tuple[str, ...] = ("sparsity.", "model.name", "engine.epochs", "engine.steps", "schedule.restarts")
         if study == "beyond":
-            allowed = ("sparsity.", "engine.ema", "schedule.warmup")
-        elif row.label.startswith("STR"):  # whose sparsity is chosen by it
             allowed = ("sparsity.", "optim.weight_decay")
         for key, _, _ in differences(to_dict(config), to_dict(row.config)):
             assert key.startswith(allowed), (row.label, key)
+
+
+def table3(images: str, name: str = "cifar10/resnet20") -> dict[str, RunConfig]:
+    config = base(name, images)
+    if name == "digits":
+        config = edited(config, schedule_kind="cosine")
+    return {row.label: row.config for row in STUDIES["table3"](config).rows}
+
+
+@pytest.mark.parametrize("name", ["cifar10/resnet20", "cifar10/resnet18", "digits"])
+def test_rivals_prune_the_layers_that_are_n_of_m(name, images):
+    """So that a share of all sparse weights is a share of the same weights, and 93.75 % keeps what 1:16 does."""
+    import torch
+
+    from nofm import sites
+    from nofm.engine.build import make_method, sparsified_
+    from nofm.engine.problems import problem_of
+    from nofm.methods.budget import allocate
+
+    configs = table3(images, name)
+    layers, equal = set(), 0
+    for label, config in configs.items():
+        with torch.device("meta"):
+            model = problem_of(config).draft(config)
+            sparsified_(model, config)
+        layers.add(tuple(site.key for site in sites(model)))
+        if "93.75" in label:
+            method, shapes = make_method(config), [site.weight.shape for site in sites(model)]
+            assert sum(allocate(shapes, method.sparsity, method.allocation)) * 16 == sum(shape.numel() for shape in shapes)
+            equal += 1
+    assert len(layers) == 1
+    assert equal == 3
+    assert "dnw" not in {config.sparsity.method.kind for config in configs.values()}, "which is ste_unstructured, number for number"
+
+
+@pytest.mark.parametrize("name", ["cifar10/resnet20", "digits"])
+def test_a_ticket_trains_on_by_the_rest_of_the_schedule(name, images):
+    """Every training after the first has the learning rates of the first from the moment that it has gone back to."""
+    import torch
+
+    from nofm.engine.build import Lengths, make_method, make_optimizer, make_schedule
+
+    config = table3(images, name)["lottery ticket 95 %"]
+    lengths = Lengths(config, 3)
+    method, optimizer = make_method(config, lengths), make_optimizer(config, [torch.zeros(1, requires_grad=True)])
+    schedule, rates = make_schedule(config, optimizer, lengths), []
+    for _ in range(lengths.total):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    ends = [number for number in range(1, lengths.total + 1) if method._round(number)]
+    assert len(ends) == method.rounds
+    for begin, end in zip(ends, [*ends[1:], lengths.total], strict=True):
+        assert rates[begin:end] == pytest.approx(rates[method.rewind_to : method.every], rel=1e-6, abs=1e-9)
+
+
+def test_lambda_is_swept_at_2_of_4_beside_another_pattern(images):
+    def patterns(name: str) -> list[str | None]:
+        return [row.config.sparsity.pattern for row in STUDIES["fig4"](base(name, images)).rows]
+
+    assert patterns("cifar10/resnet20").count("2:4") == 4
+    assert set(patterns("cifar10/resnet18")) == {"2:4"}
+    assert len(patterns("cifar10/resnet20")) == len(patterns("cifar10/resnet18")) + 4
 
 
 def test_regnets_need_large_images():
@@ -145,7 +206,7 @@ def test_rows_of_several_studies_that_are_one_configuration_are_one_run(images):
     assert len(rows) <= sum(len(study.rows) for study in studies.values()) - 15
     assert not [name for name in rows if ":" in name or "/" in name or " " in name]
     assert list(rows)[:2] == ["dense-1of16", "srste-2of4-decay0.0016"]
-    assert {"ste-1of16", "asp-2of4-prune-at50-restarts50", "srste-budget0.0625-erk-decay0.0016-begin-at20-ema0.998"} <= set(rows)
+    assert {"ste-1of16", "asp-2of4-prune-at50-restarts50", "srste-budget0.0625-erk-decay0.0016-begin-at50"} <= set(rows)
 
 
 def test_rows_can_be_chosen_and_left_out(images):

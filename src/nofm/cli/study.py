@@ -38,7 +38,7 @@ is finished is skipped, and options that are not given are those that the runs i
   --processes COUNT
                    processes that share the runs, each with its lanes (default 1): for steps that wait for the host, as detectors' do
   --rows GLOB      train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"
-  --without GLOB   train all but the rows whose label matches, such as "lottery*", which take five times as long
+  --without GLOB   train all but the rows whose label matches, such as "lottery*", which take almost five times as long
   --order ORDER    seed (default): all rows with the first seed, then with the second; row: all seeds of a row together
   --limit MINUTES  when the time is up, stop with checkpoints and write the tables of what is finished
   --table          train nothing; write the tables from the runs that are there: nofm study NAME... --out DIR --table

@@ -149,7 +149,8 @@ class MethodConfig:
     """dense, ste, srste or asp for N:M; with sparsity.pattern 1:1 the unstructured gmp, rigl, set, snfs, dsr, deepr, str, dnw, snip,
     lottery and ste_unstructured."""
     decay: float | Literal["auto"] | None = None
-    """srste: lambda of the paper, or auto to find it by the flip rate in the first `probe` steps."""
+    """srste: lambda of the paper, or auto to find it by the flip rate in the first `probe` steps. str: weight decay of thresholds beyond
+    that of the weights."""
     refine: Literal["weight", "sign", "gradient"] | None = None
     """srste: what the term is made of: weight (Eq. 4, where nothing is said), sign (Eq. 5) or gradient (Eq. 6)."""
     placement: Literal["gradient", "decoupled", "backward"] | None = None

@@ -31,7 +31,7 @@ METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
     "dsr": ("sparsity", "allocation", "seed", "every", "end_at", "drop", "threshold", "tolerance"),
     "deepr": ("sparsity", "allocation", "seed", "l1", "temperature"),
     "gmp": ("sparsity", "begin_at", "end_at", "every", "allocation"),
-    "str": ("initial",),
+    "str": ("initial", "decay"),
     "ste_unstructured": ("sparsity", "allocation"),
     "dnw": ("sparsity", "allocation"),
     "snip": ("sparsity", "batches"),
@@ -184,6 +184,8 @@ def _pruning(c: RunConfig) -> Complaints:
     yield from number("sparsity.method.target", m.target, 0, 1, open_low=True)
     if m.initial is not None and not math.isfinite(m.initial):
         yield "sparsity.method.initial", "must be finite; the paper of STR starts at -3200"
+    if m.kind == "str" and m.decay == "auto":
+        yield "sparsity.method.decay", "must be a number for str; auto belongs to srste"
     for name in ("target", "probe"):
         if m.kind == "srste" and getattr(m, name) is not None and m.decay != "auto":
             yield f"sparsity.method.{name}", "has no effect without sparsity.method.decay auto"
@@ -216,7 +218,7 @@ def _in_vain(c: RunConfig) -> Complaints:
     m, steps = c.sparsity.method, c.engine.steps
     if steps is not None and m.kind in ("set", "rigl", "snfs", "dsr") and (m.every or 100) >= steps:
         yield "sparsity.method.every", f"is {m.every or 100:g} steps, and the run has {steps}: nothing would be rewired; give a smaller one"
-    if steps is not None and m.decay == "auto" and m.probe is None and steps <= 1000:
+    if steps is not None and m.kind == "srste" and m.decay == "auto" and m.probe is None and steps <= 1000:
         yield "sparsity.method.probe", f"is 1000 steps where nothing is said, and the run has {steps}; give about a tenth of it"
 
 

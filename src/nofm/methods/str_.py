@@ -2,7 +2,7 @@
 
     S(W, s) = sign(W) * relu(|W| - sigmoid(s))                       s: one number for each layer, learned
     W <- W - lr * (g(S) * kept            + wd * W)                  kept: |W| > sigmoid(s)
-    s <- s - lr * (-sigmoid'(s) * sum(sign(W) * g(S) * kept) + wd * s)
+    s <- s - lr * (-sigmoid'(s) * sum(sign(W) * g(S) * kept) + (wd + decay) * s)
 
 Sparsity is not asked for, it comes out: weight decay draws s from far below zero towards it, thresholds open layer by layer, and the
 loss pushes back. More weight decay, or an s that starts nearer to zero, leaves fewer weights.
@@ -32,6 +32,8 @@ class STR(Method):
     initial  what s starts as. The paper: -3200 for ResNet-50 over 100 epochs, -200 for MobileNet. Over n steps of SGD weight decay
              shrinks s by about exp(-n * lr * wd / (1 - momentum)); thresholds open when it comes to about -10. Shorter runs need a
              start that is nearer to zero, or more weight decay.
+    decay    weight decay of s beyond the optimizer's own, added to its gradient; negative for less. Sparsity is chosen by what s decays by,
+             and this leaves the weights theirs (the released code can set the two apart as well).
 
     The optimizer trains s in the group of its weight: the same learning rate, momentum and weight decay. Its gradient is made of the
     weight's, which is complete at the step (summed over micro-batches, averaged over processes, clipped), since no part of the
@@ -41,10 +43,12 @@ class STR(Method):
     unstructured: ClassVar[bool] = True
 
     initial: float = -3200.0
+    decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.initial, bool) or not isinstance(self.initial, int | float) or not math.isfinite(self.initial):
-            raise OptimizerError(f"initial={self.initial!r} is no finite number; the paper starts s at -3200")
+        for name, value, usual in (("initial", self.initial, "the paper starts s at -3200"), ("decay", self.decay, "0 adds none")):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise OptimizerError(f"{name}={value!r} is no finite number; {usual}")
 
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         for site in sites:
@@ -58,7 +62,9 @@ class STR(Method):
             # g(S) is zero where pruned already, as the weight's gradient is.
             total = shards.summed((owned.weight.sign() * owned.grad).sum(dtype=torch.float32), owned.param)
             opening = s.detach().sigmoid() * (-s.detach()).sigmoid()
-            grad = -opening * total
+            pull = s.detach() * (self.decay if owned.descends else -self.decay)
+            pull = pull if step.grad_scale is None else pull * step.grad_scale
+            grad = pull - opening * total
             s.grad = grad if s.grad is None else s.grad.copy_(grad)
 
     def after_step(self, step: Step) -> None:
