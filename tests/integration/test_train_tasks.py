@@ -31,7 +31,7 @@ from nofm.engine.train import train
 from nofm.engine.world import World
 from nofm.tasks.transformer import PAD
 
-SIZES = ("", "_50", "_75", "_small", "_medium", "_large")
+SIZES = ("", "_50", "_75", "_small", "_medium")  # the data have no large objects
 METRICS = {
     "detection": tuple(f"map{size}" for size in SIZES),
     "segmentation": (*(f"map{size}" for size in SIZES), *(f"mask_map{size}" for size in SIZES)),
