@@ -235,7 +235,9 @@ def _no_match(glob: str, model: nn.Module, candidates: list[Candidate]) -> str:
     close = difflib.get_close_matches(glob, spelled, n=3, cutoff=0.75)
     if module is not None:
         close = [f"{glob}.*"]
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"layers are {', '.join(c.name for c in candidates[:8])}, ..."
+    names = [candidate.name for candidate in candidates]
+    few = ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:8])}, ..."
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"layers are {few}"
     return f"{glob!r} matches no layer; {hint}"
 
 

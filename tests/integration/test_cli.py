@@ -138,7 +138,9 @@ def test_piped_output_is_plain_lines(tmp_path, capsys):
     assert "\x1b" not in "".join(lines)
     assert any(line.startswith("step 4 ") and "loss" in line and "SAD" in line and "images/s" in line for line in lines)
     assert any("eval" in line and "accuracy" in line for line in lines)
-    assert lines[-1].startswith("done in")
+    assert lines[-2].startswith("done in")
+    assert lines[-1].endswith(f"nofm report {tmp_path / 'run'}")
+    assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
 def test_a_terminal_gets_a_progress_bar(tmp_path):

@@ -107,7 +107,7 @@ def test_a_terminal_shows_names_as_they_are_and_commands_in_one_piece(tmp_path, 
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert lines[0].startswith(f"run {out}: cnn on digits, 12 steps of 32 images, seed 1, on cpu (")
     assert lines[1] == OPENINGS["2:4"][1]
-    assert lines[-1] == f"to look at it: nofm report '{out}'"
+    assert lines[-1] == f"the network: {out}/model.safetensors; to look at the run: nofm report '{out}'"
     assert any(line.startswith(f"{out}: accuracy ") for line in lines)
 
 

@@ -119,3 +119,8 @@ def test_the_model_is_left_alone():
     assert model.training
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
     assert torch.equal(model.eval()(x), expected)
+
+
+def test_an_input_that_does_not_fit_is_named():
+    with pytest.raises(nofm.NofmError, match=r"fails for \(3, 8, 8\): .*; shapes begin with the batch, as in \(1, 3, 224, 224\)"):
+        nofm.cost(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (3, 8, 8))

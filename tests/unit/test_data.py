@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -306,3 +308,21 @@ def test_labels_and_images_must_agree():
     x = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
     with pytest.raises(DataError, match="3 training images have 2 labels"):
         Arrays(x, torch.zeros(2).long(), x, torch.zeros(3).long(), (0.0,), (1.0,))
+
+
+def test_torchvisions_cifar10_as_bin_files(tmp_path):
+    spec = importlib.util.spec_from_file_location("cifar10_bin", Path(__file__).parents[2] / "examples" / "cifar10_bin.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    chance = np.random.default_rng(0)
+    train, test = (
+        SimpleNamespace(data=chance.integers(0, 256, (count, 32, 32, 3), np.uint8), targets=[i % 10 for i in range(count)])
+        for count in (10, 4)
+    )
+    module.write(train, test, tmp_path / "out")
+    arrays = read_arrays("cifar10", str(tmp_path / "out"))
+    for (images, labels), there in zip(
+        ((arrays.train_NCHW, arrays.train_labels), (arrays.test_NCHW, arrays.test_labels)), (train, test), strict=True
+    ):
+        assert torch.equal(images, torch.from_numpy(there.data).permute(0, 3, 1, 2))
+        assert labels.tolist() == there.targets

@@ -60,6 +60,17 @@ def test_a_column_for_each_evaluation_over_seeds(tmp_path, capsys):
     assert numbers["runs"][0]["evaluations"]["kitti"] == AVERAGED["metrics"]
 
 
+def test_what_spoils_a_comparison_is_said_in_the_terminal_too(tmp_path):
+    longer = [*EVENTS[:-1], EVENTS[-1] | {"step": END + 40}]
+    same = [write_run(tmp_path / name, seed=7) for name in ("a", "b")]
+    other = write_run(tmp_path / "c", longer, seed=8, config={"sparsity": {"pattern": "1:8"}})
+    notes = [line for line in table([*same, other]).splitlines() if line.startswith("note: ")]
+    assert len(notes) == 2
+    assert "more than one run of seed 7" in notes[0]
+    assert notes[1] == f"note: The runs differ in length: {END}, {END + 40} steps."
+    assert "note: " not in table([same[0], write_run(tmp_path / "d", seed=8)])
+
+
 @pytest.mark.parametrize(("events", "step"), [(EVENTS[:-1], END), (EVENTS, END - 1)], ids=["going on", "went on"])
 def test_an_evaluation_of_an_earlier_end_does_not_count(events, step, tmp_path):
     run = measured(write_run(tmp_path / "run", events), "x", {"step": step, **FLOW})

@@ -91,7 +91,7 @@ _CASES = {
     "rule-names-an-unknown-kind": Case(
         _small, {"1": "2:4", "*": "2:4"}, {}, "'1' is a LayerNorm, whose weights nofm does not know; teach it with nofm.register_layer"
     ),
-    "skip-matches-nothing": Case(_small, "2:4", {"skip": ["head"]}, "'head' matches no layer; layers are 0, 2, ..."),
+    "skip-matches-nothing": Case(_small, "2:4", {"skip": ["head"]}, "'head' matches no layer; layers are 0, 2"),
     "rule-never-reached": Case(
         _small, {"*": "2:4", "0": "1:4"}, {}, "rule '0' has no effect: rules before it take all its layers; put it before them"
     ),

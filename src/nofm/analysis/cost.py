@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import ste
+from ..errors import NofmError
 from ..layers import layer_name, parameter_name, sites
 from ..sparsify import unwrap
 
@@ -88,8 +89,15 @@ def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost
     for site in sites(model):
         site.look_through(ste.dense)  # count with the weight itself, so that it can be told from other tensors
     meter = _Meter(model)
-    with torch.no_grad(), _no_fused_attention(), meter:
-        model.eval()(*_inputs(input_shape))
+    inputs = _inputs(input_shape)
+    try:
+        with torch.no_grad(), _no_fused_attention(), meter:
+            model.eval()(*inputs)
+    except NotImplementedError:
+        raise  # an operation that has no shapes-only form: no other input would help
+    except (ValueError, RuntimeError) as error:
+        shapes = ", ".join(str(tuple(each.shape)) for each in inputs)
+        raise NofmError(f"the model's forward fails for {shapes}: {error}; shapes begin with the batch, as in (1, 3, 224, 224)") from error
 
     layers = []
     sizes = {key: weight.numel() for key, weight in model.named_parameters()}

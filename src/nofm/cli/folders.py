@@ -41,9 +41,8 @@ def started_with(folder: Path) -> tuple[str, RunConfig]:
     if inside != [folder]:
         typed = list(map(str, _run_json(inside[0])["command"]))
         again = shlex.join([*typed, "--resume"] if typed[1:2] == ["train"] and "--resume" not in typed else typed)
-        raise ConfigError(
-            f"{folder}: holds {len(inside)} runs; give one of them, such as {inside[0]}, or the command that made them: {again}"
-        )
+        count = f"{len(inside)} run{'s' * (len(inside) > 1)}"
+        raise ConfigError(f"{folder}: holds {count}; give one of them, such as {inside[0]}, or the command that made them: {again}")
     check_run(folder)
     info = _run_json(folder)
     return str(info.get("recipe", "")), from_dict(info["config"], {key: f"{folder / 'run.json'}: {key} =" for key in leaves()})

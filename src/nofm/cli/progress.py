@@ -58,6 +58,10 @@ class _Seen:
         return said
 
 
+def _where(out: Path) -> str:
+    return f"the network: {out / 'model.safetensors'}; to look at the run: nofm report {shlex.quote(str(out))}"
+
+
 class Lines:
     """One plain line for each measurement."""
 
@@ -78,6 +82,7 @@ class Lines:
             self._say(f"step {step}  {which}  " + "  ".join(f"{name} {value:.4f}" for name, value in event["metrics"].items()))
         elif kind == "end":
             self._say(f"done in {event['seconds']:.1f} s  " + "  ".join(f"{name} {value:.4f}" for name, value in event["metrics"].items()))
+            self._say(_where(self._out))
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -114,7 +119,7 @@ class Bar:
         if event["event"] == "end":
             self._progress.stop()
             self._say(f"{self._out}: " + "  ".join(f"{n} {v:.4f}" for n, v in event["metrics"].items()))
-            self._say(f"to look at it: nofm report {shlex.quote(str(self._out))}")
+            self._say(_where(self._out))
 
     def _say(self, *lines: str) -> None:
         for line in lines:  # as they are: a folder's name is no markup, and a command is copied in one piece

@@ -100,7 +100,8 @@ def _cifar10(root: Path) -> Arrays:
     if binary is None:
         raise DataError(
             f"{root}: no CIFAR-10 there; data.root must hold data_batch_1.png to 5, test_batch.png, train_lables.json and "
-            "test_lables.json, or the .bin files of the binary version (the pickled Python version is not opened, for safety)"
+            "test_lables.json, or the .bin files of the binary version (the pickled Python version is not opened, for safety; "
+            "examples/cifar10_bin.py writes what torchvision has of it as .bin files)"
         )
     pairs = [_records(binary / f"{t}.bin") for t in (*trains, "test_batch")]
     x, y = torch.cat([p[0] for p in pairs[:-1]]), torch.cat([p[1] for p in pairs[:-1]])

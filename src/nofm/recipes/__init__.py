@@ -39,7 +39,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 def find(name: str) -> RunConfig:
     """The configuration of a recipe by name."""
     if name not in RECIPES:
-        raise ConfigError(f"{name!r} is no recipe; there are {', '.join(RECIPES)}{near(name, RECIPES)}")
+        raise ConfigError(f"{name!r} is no recipe{near(name, RECIPES)}; there are {', '.join(RECIPES)}")
     return RECIPES[name]()
 
 

@@ -9,7 +9,7 @@ from . import curves
 from .compare import Group
 from .read import Run
 
-__all__ = ["notices", "short_names"]
+__all__ = ["about_comparing", "notices", "short_names"]
 
 
 def notices(groups: Sequence[Group], names: Mapping[Path, str]) -> list[str]:
@@ -19,8 +19,20 @@ def notices(groups: Sequence[Group], names: Mapping[Path, str]) -> list[str]:
     said += [_broken_off(run, names[run.folder]) for run in runs if run.status != "finished"]
     said += [sentence for run in runs for sentence in _other_processes(run, names[run.folder])]
     said += [sentence for run in runs for sentence in _young_average(run, names[run.folder])]
-    said += [sentence for group in groups for sentence in _about(group)]
-    return said + list(_conditions(runs))
+    said += [sentence for group in groups for sentence in _logged_apart(group)]
+    return [*said, *about_comparing(groups), *_conditions(runs)]
+
+
+def about_comparing(groups: Sequence[Group]) -> Iterator[str]:
+    """What is wrong with comparing these groups, or with the spread of one."""
+    for group in groups:
+        seeds = [run.seed for run in group.runs]
+        if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+            which = ", ".join(map(str, repeated))
+            yield f"{group.label} has more than one run of seed {which}: they are not independent, so its spread is too small."
+    lengths = {run.last_step for group in groups for run in group.finished}
+    if len(lengths) > 1:
+        yield f"The runs differ in length: {', '.join(f'{steps:,}' for steps in sorted(lengths))} steps."
 
 
 def _broken_off(run: Run, name: str) -> str:
@@ -42,11 +54,7 @@ def _young_average(run: Run, name: str) -> Iterator[str]:
         yield f"{name}: after {run.last_step:,} steps with a decay of {decay:g} the average of weights is still {first:.0%} the first ones."
 
 
-def _about(group: Group) -> Iterator[str]:
-    seeds = [run.seed for run in group.runs]
-    if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-        which = ", ".join(map(str, repeated))
-        yield f"{group.label} has more than one run of seed {which}: they are not independent, so its spread is too small."
+def _logged_apart(group: Group) -> Iterator[str]:
     trained = [set(curves.train(run)) for run in group.runs]
     if any(steps != trained[0] for steps in trained):
         yield f"Runs of {group.label} were logged at different steps; its curves show the steps that all of them have."

@@ -9,6 +9,7 @@ from pathlib import Path
 from . import curves
 from .compare import group_runs
 from .evaluations import headlines
+from .notices import about_comparing
 from .numbers import total_sad
 from .read import load
 from .sections import KEPT, evaluated_cell, kept_share
@@ -40,4 +41,4 @@ def table(runs: Sequence[Path | str]) -> str:
         lines.append("mean ± standard deviation over seeds")
     if any(curves.averages(run) for group in groups for run in group.runs):
         lines.append("final metrics are of the moving average of the weights, where a run has one")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"note: {sentence}" for sentence in about_comparing(groups))])
