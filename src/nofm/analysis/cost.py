@@ -70,7 +70,7 @@ class Cost:
 
 
 def _row(name: str, largest: float, counts: tuple[float, float]) -> tuple[str, str, str, str]:
-    """A line with counts in the unit of the largest that they stand below, such as millions from a tenth of one on."""
+    """A line of the table, in a unit that shows `largest` with a digit at least: millions from a tenth of a million on."""
     unit, size = next(((unit, size) for unit, size in _UNITS.items() if largest >= 0.1 * size), ("k", 1e3))
     dense, sparse = counts
     return f"{name} ({unit})", f"{dense / size:.3f}", f"{sparse / size:.3f}", f"{sparse / max(dense, 1):.3f}"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.config import ConfigError, RunConfig
 from ..engine.resolve import digest, telling_differences, to_dict
 from ..recipes.study import Row, Study, run_name
+from ..report.files import write_whole
 from ..report.study import finished
 
 if TYPE_CHECKING:
@@ -156,4 +157,4 @@ def note(folder: Path, name: str, study: Study, base: RunConfig) -> None:
     facts = {"format": 2, "name": name, "title": study.title, "task": base.task.kind, "sad_every": base.engine.log_every}
     facts |= {"rows": rows, "claims": claims, "notes": list(study.notes)}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_whole(folder / "study.json", json.dumps(facts, indent=1).encode() + b"\n")

@@ -24,11 +24,11 @@ def listed(options: type[Any], task: str) -> type[Any]:
 def _listed(group: type[Any], hidden: set[str], prefix: str) -> type[Any]:
     from tyro.conf import Suppress, arg
 
-    texts = _texts(group)
+    texts, hints = _texts(group), typing.get_type_hints(group, include_extras=True)
     kinds: dict[str, Any] = {}
     own: dict[str, Any] = {"__doc__": group.__doc__, "__annotations__": kinds}
     for field in dataclasses.fields(group):
-        name, kind = field.name, typing.get_type_hints(group, include_extras=True)[field.name]
+        name, kind = field.name, hints[field.name]
         if dataclasses.is_dataclass(kind):
             kinds[name] = _listed(typing.cast(type[Any], kind), hidden, f"{prefix}{name}.")
             own[name] = dataclasses.field(default_factory=kinds[name])
