@@ -3,19 +3,25 @@
     python results/pictures.py results/multi30k-small/translation "dense=RUN" "SR-STE 2:4=RUN" [--count 6]
 
 RUN is a run's folder, with its samples/ and evaluations/. Written are samples.md (translations), sample-N.png and
-EVALUATION-sample-N.png (flow, boxes and masks): the first `count` of each kind, not chosen. The HTML report of a run shows them all.
+EVALUATION-sample-N.png (flow, boxes and masks): the first `count` of each kind, not chosen, and made smaller where they are wider than a
+page shows. The HTML report of a run shows them all, as large as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import io
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from nofm.report.compare import Group
 from nofm.report.read import load
 from nofm.report.samples import shown
+
+_WIDEST = 2400  # pixels
 
 
 def written(into: Path, runs: dict[str, Path], count: int) -> list[Path]:
@@ -31,8 +37,18 @@ def written(into: Path, runs: dict[str, Path], count: int) -> list[Path]:
             files[-1].write_text(_table(section, count))
         for number, picture in enumerate(section["pictures"][:count], start=1):
             files.append(into / f"{before}sample-{number}.png")
-            files[-1].write_bytes(base64.b64decode(picture["png"]))
+            files[-1].write_bytes(_for_a_page(base64.b64decode(picture["png"])))
     return files
+
+
+def _for_a_page(png: bytes) -> bytes:
+    picture = Image.open(io.BytesIO(png))
+    if picture.width <= _WIDEST:
+        return png
+    size = (_WIDEST, round(picture.height * _WIDEST / picture.width))
+    smaller = io.BytesIO()
+    picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(256).save(smaller, "PNG", optimize=True)
+    return smaller.getvalue()
 
 
 def _table(section: dict[str, Any], count: int) -> str:

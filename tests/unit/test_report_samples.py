@@ -20,11 +20,11 @@ TEXTS = [{"source": f"<b>{i}</b>", "reference": f"R{i}", "hypothesis": f"H{i}"} 
 HEIGHT, WIDTH = 20, 32
 
 
-def flow_file(shift: float) -> bytes:
-    truth = np.zeros((HEIGHT, WIDTH, 2), np.float32)
-    truth[:, WIDTH // 2 :] = 3
-    arrays = {"frame": np.full((HEIGHT, WIDTH, 3), 90, np.uint8), "prediction": truth + np.float32([shift, 0]), "truth": truth}
-    return npz(valid=np.ones((HEIGHT, WIDTH), bool), **arrays)
+def flow_file(shift: float, width: int = WIDTH) -> bytes:
+    truth = np.zeros((HEIGHT, width, 2), np.float32)
+    truth[:, width // 2 :] = 3
+    arrays = {"frame": np.full((HEIGHT, width, 3), 90, np.uint8), "prediction": truth + np.float32([shift, 0]), "truth": truth}
+    return npz(valid=np.ones((HEIGHT, width), bool), **arrays)
 
 
 def objects_file(score: float) -> bytes:

@@ -38,6 +38,17 @@ def test_what_runs_do_stands_side_by_side_in_files(tmp_path):
     assert both >= alone + WIDTH
 
 
+def test_a_picture_is_no_wider_than_a_page_shows(tmp_path):
+    wide = run(tmp_path / "wide", {"flow-0.npz": flow_file(0.0, width=1000)})
+    assert pictures(tmp_path / "into", f"dense={wide}").returncode == 0
+    shown = Image.open(tmp_path / "into" / "sample-1.png")
+    assert shown.width == 2400  # of more than 3,000
+    assert 15 < shown.height < 60
+    colours = {shown.convert("RGB").getpixel((x, shown.height - 5)) for x in (100, 900, 1400, 2300)}
+    assert (90, 90, 90) in colours  # the frame's own
+    assert len(colours) > 1
+
+
 @pytest.mark.parametrize(("words", "said"), [(["into", "dense"], "dense: LABEL=RUN is expected"), (["into", "dense=no-run"], "no-run")])
 def test_what_cannot_be_shown_is_named(words, said):
     done = pictures(*words)
