@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.optical_flow import raft, raft_large
+from torchvision.models.optical_flow._utils import upsample_flow
 
 import nofm
 from nofm.tasks.flow import OpticalFlow, build_flow_model, pad_to_8, sequence_loss
-from nofm.tasks.raft import Correlation
+from nofm.tasks.raft import Correlation, enlarged
 
 DECAY = 2e-4
 NO_GROUPS = ["feature_encoder.convnormrelu.0", "context_encoder.convnormrelu.0", "update_block.motion_encoder.convflow1.0"]
@@ -175,18 +176,78 @@ def torchvisions(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ["raft_large", "raft_small", "raft_tiny"])
-def test_refinements_and_gradients_are_torchvisions_bit_for_bit(name):
+def test_refinements_and_gradients_are_torchvisions(name):
+    """To fp32's rounding: the same sums in another order."""
     theirs, ours = torchvisions(name), build_flow_model(name)
     ours.load_state_dict(theirs.state_dict(), strict=True)
-    frames = torch.rand(2, 1, 3, 128, 136) * 2 - 1
+    frames = torch.rand(2, 2, 3, 128, 136, generator=torch.Generator().manual_seed(0)) * 2 - 1
     found = []
     for model in (ours, theirs):
-        predictions = model(*frames, num_flow_updates=2)
+        predictions = model(*frames, num_flow_updates=3)
         sum(flow.abs().mean() for flow in predictions).backward()
         found.append((predictions, {key: p.grad for key, p in model.named_parameters()}))
     (flows, gradients), (their_flows, their_gradients) = found
-    assert all(torch.equal(a, b) for a, b in zip(flows, their_flows, strict=True))
-    assert all(torch.equal(gradients[key], their_gradients[key]) for key in their_gradients)
+    assert len(flows) == len(their_flows) == 3
+    for flow, their_flow in zip(flows, their_flows, strict=True):
+        assert their_flow.abs().max() > 0.1
+        torch.testing.assert_close(flow, their_flow, rtol=0, atol=1e-4)
+    for key, gradient in their_gradients.items():  # of a bias before a norm: nothing but rounding, which also makes a ReLU or two flip
+        torch.testing.assert_close(gradients[key], gradient, rtol=0, atol=1e-6 + 1e-3 * gradient.abs().max().item(), msg=key)
+    assert sum(gradient.abs().max() > 1e-4 for gradient in their_gradients.values()) > len(their_gradients) / 2
+
+
+def test_refinements_are_the_same_without_gradients():
+    """There they are made large one by one."""
+    model = build_flow_model("raft_tiny")
+    frames = torch.rand(2, 2, 3, 128, 136, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    learning = model(*frames, num_flow_updates=3)
+    with torch.no_grad():
+        found = model(*frames, num_flow_updates=3)
+    for flow, expected in zip(found, learning, strict=True):
+        torch.testing.assert_close(flow, expected.detach(), rtol=0, atol=1e-5)
+
+
+def test_flow_is_enlarged_as_torchvision_does():
+    generator = torch.Generator().manual_seed(0)
+    flow, mask = torch.randn(3, 2, 5, 7, generator=generator), torch.randn(3, 576, 5, 7, generator=generator)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        found = [arrange(flow, mask.contiguous(memory_format=layout)) for arrange in (enlarged, upsample_flow)]
+        assert torch.equal(*found)
+
+
+def test_correlations_are_looked_up_as_torchvision_does():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(2, 2, 8, 16, 18, generator=generator)
+    coords = torch.rand(2, 2, 16, 18, generator=generator) * 30 - 6
+    ours, theirs = Correlation(num_levels=4, radius=3), raft.CorrBlock(num_levels=4, radius=3)
+    for block in (ours, theirs):
+        block.build_pyramid(*features)
+    found, expected = ours.look_up(coords, ours.windows(coords.device)), theirs.index_pyramid(coords)
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+class Casts(TorchDispatchMode):
+    """Notes the shapes of what is cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and (kwargs or {}).get("dtype") is not None:
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_refinement_casts_what_comes_from_outside_and_nothing_else():
+    """Flow in fp32 makes fp32 of all that it is put beside, and each of six convolutions casts it back, in every refinement."""
+    model = build_flow_model("raft_large")
+    frames = torch.rand(2, 1, 3, 128, 128)
+    with torch.autocast("cpu", torch.bfloat16), Casts() as casts:
+        model(*frames, num_flow_updates=2)
+    of_points = sorted(shape[1] for shape in casts.shapes if shape[0] == 1 and shape[2:] == (16, 16))
+    assert of_points == [2, 2, 256, 256, 324, 324]  # flow; the features of both frames, for fp32 correlations; and these
 
 
 def test_raft_large_has_the_size_of_torchvisions():
@@ -218,7 +279,7 @@ def test_look_ups_in_one_order_have_the_same_gradient(size):
         block.corr_pyramid = [volume]
         torch.use_deterministic_algorithms(in_order)
         try:
-            looked_up = block.look_up(coords, block.window(coords.device))
+            looked_up = block.look_up(coords, block.windows(coords.device))
         finally:
             torch.use_deterministic_algorithms(False)
         assert ("_SampledInOrderBackward" in nodes_of(looked_up)) == in_order

@@ -104,12 +104,11 @@ def _npz(image: Tensor, prediction: Tensor, truth: Tensor, valid: Tensor) -> byt
 def sequence_loss(predictions: Sequence[Tensor], flow: Tensor, valid: Tensor, gamma: float = 0.8, max_flow: float = 400.0) -> Tensor:
     """Sum over refinements i = 1..n of gamma^(n - i) x mean |prediction_i - flow|, without what is unknown or longer than `max_flow`."""
     counted = (valid & (flow.square().sum(1) < max_flow**2))[:, None]
-    loss = flow.new_zeros(())
-    for i, prediction in enumerate(predictions, start=1):
-        # Selected rather than multiplied: an unknown flow may be any number.
-        error = torch.where(counted, (prediction.float() - flow).abs(), 0)
-        loss = loss + gamma ** (len(predictions) - i) * error.mean()
-    return loss
+    # All refinements at once, since on small frames a GPU waits for every operation. Selected rather than multiplied: an unknown flow may
+    # be any number.
+    error_IB2HW = torch.where(counted, (torch.stack(list(predictions)).float() - flow).abs(), 0)
+    until_end_I = torch.arange(len(predictions) - 1, -1, -1, device=flow.device)
+    return (gamma**until_end_I * error_IB2HW.mean(dim=(1, 2, 3, 4))).sum()
 
 
 def _error(prediction: Tensor, flow: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
-"""RAFT from torchvision's parts, with a forward that takes nothing from the host, so that whole steps can be CUDA graphs.
+"""RAFT from torchvision's parts, with a forward that takes nothing from the host, so that whole steps can be CUDA graphs, and that asks
+for fewer operations: on small frames a GPU waits for each of thousands to begin, twelve refinements of hundreds each.
 
 torchvision's own forward makes its grids of coordinates on the CPU and copies them to the device, the window of the correlations again
-at every refinement; a graph cannot hold that, and each copy makes the host wait. Here they are made where they are used. Layers, names
-of weights and all numbers, to the last bit, are torchvision's.
+at every refinement; a graph cannot hold that, and each copy makes the host wait. Here they are made where they are used. What no later
+refinement needs, the flow at full size, is made of all of them at once. Under autocast the flow that goes into the refinement has the type
+that its layers cast to anyhow: in fp32, everything that it is put beside would become fp32, and be cast back six times over.
+Layers, names of weights and the arithmetic are torchvision's.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.optical_flow import raft
-from torchvision.models.optical_flow._utils import grid_sample, make_coords_grid, upsample_flow
+from torchvision.models.optical_flow._utils import make_coords_grid, upsample_flow
 
 from ..errors import NofmError
 
-__all__ = ["Correlation", "Raft"]
+__all__ = ["Correlation", "Raft", "enlarged"]
 
 _LAYOUTS = {False: torch.contiguous_format, True: torch.channels_last}
 
@@ -35,20 +38,26 @@ class Correlation(raft.CorrBlock):
         with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():  # none on meta
             super().build_pyramid(fmap1.float(), fmap2.float())
 
-    def window(self, device: torch.device) -> Tensor:
-        """Offsets (1, S, S, 2) from a point to its neighbours, S = 2 * radius + 1. Rows come first, as torchvision has it."""
+    def windows(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        """For each level (window, scale): in the units of `grid_sample`, where an image goes from -1 to 1, the neighbours of a point p
+        lie at window + scale * p. Windows are (1, S, S, 2), S = 2 * radius + 1. Rows come first, as torchvision has it."""
         offset_S = torch.arange(-self.radius, self.radius + 1, device=device).float()
-        return torch.stack(torch.meshgrid(offset_S, offset_S, indexing="ij"), dim=-1)[None]
+        offset_1SS2 = torch.stack(torch.meshgrid(offset_S, offset_S, indexing="ij"), dim=-1)[None]
+        found = []
+        for level, volume in enumerate(self.corr_pyramid):
+            height, width = volume.shape[-2:]
+            unit_2 = torch.stack([torch.full((), 2 / (side - 1), device=device) for side in (width, height)])
+            found.append((offset_1SS2 * unit_2 - 1, unit_2 / 2**level))
+        return found
 
-    def look_up(self, coords_B2HW: Tensor, window_1SS2: Tensor) -> Tensor:
+    def look_up(self, coords_B2HW: Tensor, windows: list[tuple[Tensor, Tensor]]) -> Tensor:
         """The correlations (B, levels * S * S, H, W) of each point of frame 1 with the neighbourhood of `coords` in frame 2."""
         batch, _, height, width = coords_B2HW.shape
         centre_N112 = coords_B2HW.permute(0, 2, 3, 1).reshape(-1, 1, 1, 2)
         levels = []
-        for volume in self.corr_pyramid:
-            found = _sampled(volume, centre_N112 + window_1SS2)
+        for volume, (window_1SS2, scale_2) in zip(self.corr_pyramid, windows, strict=True):
+            found = _sampled(volume, torch.addcmul(window_1SS2, centre_N112, scale_2))
             levels.append(found.view(batch, height, width, -1))
-            centre_N112 = centre_N112 / 2
         by_channel = coords_B2HW.is_contiguous(memory_format=torch.channels_last)
         return torch.cat(levels, dim=-1).permute(0, 3, 1, 2).contiguous(memory_format=_LAYOUTS[by_channel])
 
@@ -58,12 +67,11 @@ class Correlation(raft.CorrBlock):
 
 
 def _sampled(volume_N1HW: Tensor, point_NSS2: Tensor) -> Tensor:
-    """Bilinear samples (N, 1, S, S), 0 outside."""
+    """Bilinear samples (N, 1, S, S), 0 outside, at points from -1 to 1."""
     if torch.are_deterministic_algorithms_enabled():
         found: Tensor = _SampledInOrder.apply(volume_N1HW, point_NSS2)
         return found
-    sampled: Tensor = grid_sample(volume_N1HW, point_NSS2, align_corners=True, mode="bilinear")
-    return sampled
+    return F.grid_sample(volume_N1HW, point_NSS2, align_corners=True)
 
 
 class _SampledInOrder(torch.autograd.Function):
@@ -77,8 +85,7 @@ class _SampledInOrder(torch.autograd.Function):
     def forward(ctx: Any, volume_N1HW: Tensor, point_NSS2: Tensor) -> Tensor:
         ctx.save_for_backward(point_NSS2)
         ctx.size = volume_N1HW.shape[-2:]
-        sampled: Tensor = grid_sample(volume_N1HW, point_NSS2, align_corners=True, mode="bilinear")
-        return sampled
+        return F.grid_sample(volume_N1HW, point_NSS2, align_corners=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -91,8 +98,22 @@ class _SampledInOrder(torch.autograd.Function):
 
 
 def _shares(at_NS: Tensor, size: int) -> Tensor:
-    """How much of each of `size` places is in a sample, (N, S, size)."""
+    """How much of each of `size` places, which lie from -1 to 1, is in a sample, (N, S, size)."""
+    at_NS = (at_NS + 1) * ((size - 1) / 2)
     return (1 - (at_NS[..., None] - torch.arange(size, device=at_NS.device)).abs()).clamp(min=0)
+
+
+def enlarged(flow_N2HW: Tensor, mask_N576HW: Tensor) -> Tensor:
+    """The flow at eight times the size: each pixel a mean of the nine flows around it, weighed by the softmax of `mask`.
+
+    As `upsample_flow`, whose `F.unfold` starts a kernel for each frame of the batch.
+    """
+    frames, _, height, width = flow_N2HW.shape
+    weight_N1964HW = mask_N576HW.view(frames, 1, 9, 64, height, width).softmax(dim=2)
+    around_N2HW33 = F.pad(8 * flow_N2HW, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
+    around_N291HW = around_N2HW33.permute(0, 1, 4, 5, 2, 3).reshape(frames, 2, 9, 1, height, width)
+    large_N264HW = (weight_N1964HW * around_N291HW).sum(dim=2)
+    return large_N264HW.view(frames, 2, 8, 8, height, width).permute(0, 1, 4, 2, 5, 3).reshape(frames, 2, 8 * height, 8 * width)
 
 
 class Raft(raft.RAFT):
@@ -116,24 +137,33 @@ class Raft(raft.RAFT):
             raise NofmError(f"RAFT takes two frames of one size whose sides divide by 8, got {sizes}; pad them (tasks.flow.pad_to_8)")
         features1, features2 = self.feature_encoder(torch.cat([image1, image2])).chunk(2)
         self.corr_block.build_pyramid(features1, features2)
-        window, start = self._grids(batch, height // 8, width // 8, image1.device)
+        windows = self.corr_block.windows(image1.device)
+        start = self._start(batch, height // 8, width // 8, image1.device)
         hidden, context = self._context(image1)
-        now, predictions = start, []
+        flow, flows, states = torch.zeros_like(start), [], []
         for _ in range(num_flow_updates):
-            now = now.detach()  # each refinement learns from where it starts, not from how it came there
-            correlations = self.corr_block.look_up(now, window)
-            hidden, step = self.update_block(hidden, context, correlations, now - start)
-            now = now + step
-            mask = None if self.mask_predictor is None else self.mask_predictor(hidden)
-            predictions.append(upsample_flow(now - start, mask))
+            flow = flow.detach()  # each refinement learns from where it starts, not from how it came there
+            correlations = self.corr_block.look_up(start + flow, windows)
+            hidden, step = self.update_block(hidden, context, correlations, flow.to(hidden.dtype))
+            flow = flow + step
+            flows.append(flow)
+            states.append(hidden)
         self.corr_block.forget()
-        return predictions
+        return self._at_full_size(flows, states)
 
-    def _grids(self, batch: int, height: int, width: int, device: Any) -> tuple[Tensor, Tensor]:
-        """Laid out as the network's weights are: everything that flow is put beside would be copied to its layout."""
+    def _at_full_size(self, flows: list[Tensor], states: list[Tensor]) -> list[Tensor]:
+        """All at once in training, which keeps what they are made of in any case; one by one to save memory otherwise."""
+        if not torch.is_grad_enabled() and len(flows) > 1:
+            return [self._at_full_size([flow], [state])[0] for flow, state in zip(flows, states, strict=True)]
+        flow_N2HW = torch.cat(flows)
+        masks = None if self.mask_predictor is None else self.mask_predictor(torch.cat(states))
+        large = upsample_flow(flow_N2HW) if masks is None else enlarged(flow_N2HW, masks)
+        return list(large.chunk(len(flows)))
+
+    def _start(self, batch: int, height: int, width: int, device: Any) -> Tensor:
+        """The place of each point, laid out as the weights are: everything that flow is put beside would be copied to its layout."""
         by_channel = next(self.parameters()).is_contiguous(memory_format=torch.channels_last)
-        start = make_coords_grid(batch, height, width, device=device).contiguous(memory_format=_LAYOUTS[by_channel])
-        return self.corr_block.window(device), start
+        return make_coords_grid(batch, height, width, device=device).contiguous(memory_format=_LAYOUTS[by_channel])
 
     def _context(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """The first hidden state, and what frame 1 tells at every refinement."""
