@@ -16,6 +16,7 @@ from nofm.report.compare import group_runs
 from nofm.report.measures import MEASURES
 from nofm.report.read import Run, load
 from nofm.report.study import measured
+from nofm.report.study_curves import curves_of
 
 METHODS = ("dense", "srste", "ste", "asp", "gmp")
 
@@ -65,7 +66,8 @@ def test_the_curves_of_a_report(runs):
 
 
 def rows(runs: dict[str, Run]) -> dict[str, Any]:
-    return {f"{name} 2:4": ([run], [measured(name, "1", run, MEASURES["classification"])]) for name, run in runs.items()}
+    measure = MEASURES["classification"]
+    return {f"{name} 2:4": ([curves_of(run, measure, False)], [measured(name, "1", run, measure)]) for name, run in runs.items()}
 
 
 def test_the_figure_of_a_study(runs):

@@ -1,6 +1,6 @@
-"""A study's runs -> runs.csv, and from it the table, the figure, and what became of the claims. Files in, files out, no torch.
+"""A study's runs -> runs.csv and curves.csv, and from them the table, the figure and the fate of the claims. Files in, files out, no torch.
 
-Runs are folders with run.json and events.jsonl, or lines of a runs.csv from before, of this study or one beside it: a run whose folder is
+Runs are folders with run.json and events.jsonl, or lines of these files from before, of this study or one beside it: a run whose folder is
 not at hand is taken from there. No label ever has two configurations: each line carries a digest of its own, and one that is not the
 row's is refused.
 """
@@ -22,6 +22,7 @@ from .files import write_whole
 from .measures import MEASURES, Measure
 from .numbers import computes_dense, total_sad
 from .read import Run, load
+from .study_curves import KnownCurves, curves_csv, curves_of, known_curves
 
 __all__ = [
     "Facts",
@@ -231,30 +232,56 @@ def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_study(folder: Path, runs: Path) -> list[Path]:
-    """Write runs.csv, table.csv, table.md, claims.csv and (where matplotlib is installed) figure.png in `folder`, which has a
-    study.json, from run folders under `runs` and the runs.csv of `folder` and its neighbours; returns what was written."""
+    """Write runs.csv, curves.csv, table.csv, table.md, claims.csv and (where matplotlib is installed) figure.png in `folder`, which has a
+    study.json, from run folders under `runs` and what `folder` and its neighbours know of other runs; returns what was written."""
     from .study_tables import texts
 
     facts = read_facts(folder / "study.json")
     measure = MEASURES[facts["task"]]
-    found = {row["label"]: _runs(runs / row["runs"]) for row in facts["rows"]}
-    rows = {row["label"]: [measured(row["label"], row["config"], run, measure) for run in found[row["label"]]] for row in facts["rows"]}
     if (folder / "runs.csv").is_file():
         read_rows(folder / "runs.csv", facts)  # which refuses what is not of this study
-    for (config, seed), run in known_runs(folder.parent).items():
+    found = {row["label"]: _runs(runs / row["runs"]) for row in facts["rows"]}
+    rows = _with_known(
+        {row["label"]: [measured(row["label"], row["config"], run, measure) for run in found[row["label"]]] for row in facts["rows"]},
+        facts,
+        known_runs(folder.parent),
+    )
+    if not any(rows.values()):
+        raise Unfinished(folder, f"no run of this study is finished yet; nofm study {facts['name']} --out DIR goes on with them")
+    curves = _curves(rows, found, known_curves(folder.parent), measure)
+    files = {"runs.csv": runs_csv(rows), "curves.csv": curves_csv(curves), **texts(facts, rows)}
+    for name, text in files.items():
+        write_whole(folder / name, text.encode())  # the first two may be all that is left of some runs
+    if curves and importlib.util.find_spec("matplotlib") is not None:
+        from .study_figure import draw
+
+        shown = {
+            label: ([curves[key] for run in own if (key := (run.config, run.seed)) in curves], own) for label, own in rows.items() if own
+        }
+        draw(facts["title"], measure, shown, folder / "figure.png", alone=watched_alone([r for r in facts["rows"] if r["label"] in shown]))
+        files["figure.png"] = ""
+    return [folder / name for name in files]
+
+
+def _with_known(rows: Rows, facts: Facts, known: Mapping[tuple[str, int], Measured]) -> Rows:
+    """`rows`, and of runs whose folders are not at hand what is known."""
+    for (config, seed), run in known.items():
         for label in (row["label"] for row in facts["rows"] if row["config"] == config):
             here = [_with_evaluations_of(run, own) if own.seed == seed else own for own in rows[label]]
             missing = [] if any(own.seed == seed for own in here) else [replace(run, label=label)]
             rows[label] = sorted([*here, *missing], key=lambda run: run.seed)
-    if not any(rows.values()):
-        raise Unfinished(folder, f"no run of this study is finished yet; nofm study {facts['name']} --out DIR goes on with them")
-    files = {"runs.csv": runs_csv(rows), **texts(facts, rows)}
-    for name, text in files.items():
-        write_whole(folder / name, text.encode())  # runs.csv may be all that is left of some runs
-    if any(found.values()) and importlib.util.find_spec("matplotlib") is not None:
-        from .study_figure import draw
+    return rows
 
-        shown = {label: (found[label], rows[label]) for label in rows if rows[label]}
-        draw(facts["title"], measure, shown, folder / "figure.png", alone=watched_alone([r for r in facts["rows"] if r["label"] in shown]))
-        files["figure.png"] = ""
-    return [folder / name for name in files]
+
+def _curves(rows: Rows, found: Mapping[str, Sequence[Run]], known: KnownCurves, measure: Measure) -> KnownCurves:
+    """The curves of all these runs, in their order: of those at hand, or known ones, if any."""
+    folders = {label: {run.seed: run for run in runs} for label, runs in found.items()}
+    curves: KnownCurves = {}
+    for label, measurements in rows.items():
+        for one in measurements:
+            key, run = (one.config, one.seed), folders[label].get(one.seed)
+            if run is not None:
+                curves[key] = curves_of(run, measure, averaged=one.metric.startswith("ema_"))
+            elif key in known:
+                curves[key] = known[key]
+    return curves

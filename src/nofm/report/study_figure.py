@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from .compare import band, stretches, thin_band
-from .curves import Curve, evals, flip_rate
+from .curves import Curve
 from .figures import log_ticks
 from .measures import Measure
-from .read import Run
 from .study import Measured
+from .study_curves import Curves
 
 __all__ = ["draw", "figure_of"]
 
@@ -25,11 +25,11 @@ _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#
 def draw(
     title: str,
     measure: Measure,
-    rows: Mapping[str, tuple[Sequence[Run], Sequence[Measured]]],
+    rows: Mapping[str, tuple[Sequence[Curves], Sequence[Measured]]],
     path: Path,
     alone: Container[str] = (),
 ) -> None:
-    """Write a PNG. Each row: the runs whose folders are at hand, which have curves, and the numbers of all.
+    """Write a PNG. Each row: the curves of the runs that have any, and the numbers of all.
 
     alone   rows whose masks no other row's can be compared with.
     """
@@ -37,7 +37,7 @@ def draw(
 
 
 def figure_of(
-    title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Run], Sequence[Measured]]], alone: Container[str] = ()
+    title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Curves], Sequence[Measured]]], alone: Container[str] = ()
 ) -> Any:
     """The picture as matplotlib has it."""
     from matplotlib.figure import Figure
@@ -46,14 +46,13 @@ def figure_of(
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
     figure.suptitle(title)
     styles = _styles(rows)
-    for number, (label, (runs, numbers)) in enumerate(rows.items()):
+    for number, (label, (curves, numbers)) in enumerate(rows.items()):
         style = styles[label]
-        if runs:
-            epoch = _steps_of_an_epoch(runs[0])
-            averaged = numbers[0].metric.startswith("ema_")
-            _draw(left, [_scaled(evals(run, measure.name, averaged), measure.factor) for run in runs], epoch, label, style)
+        if curves:
+            epoch = curves[0].epoch
+            _draw(left, [_scaled(run.score, measure.factor) for run in curves], epoch, label, style)
             if label not in alone:
-                _draw(middle, [_scaled(flip_rate(run), 100) for run in runs], epoch, label, style, positive=True)
+                _draw(middle, [_scaled(run.flips, 100) for run in curves], epoch, label, style, positive=True)
         final = [measure.factor * run.score for run in numbers]
         right.plot(final, [number] * len(final), "o", color=style["color"], alpha=0.5, markersize=5)
         right.plot([sum(final) / len(final)], [number], "|", color="black", markersize=12)
@@ -86,11 +85,6 @@ def _styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:
         line = _LINES[(before + place[name] // len(_COLOURS)) % len(_LINES)]
         styles[label] = {"color": _COLOURS[place[name] % len(_COLOURS)], "linestyle": line}
     return styles
-
-
-def _steps_of_an_epoch(run: Run) -> float:
-    last = run.of("train")[-1]
-    return last.step / last.data["epoch"]
 
 
 def _scaled(curve: Curve, factor: float) -> Curve:

@@ -1,0 +1,94 @@
+"""curves.csv: what the figure of a study needs of its runs, when their folders are gone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from test_report_numbers import EVENTS, write_run
+from test_studies import FACTS
+
+from nofm.report import study_figure
+from nofm.report.errors import ReportError
+from nofm.report.study import write_study
+from nofm.report.study_curves import Curves, curves_csv, known_curves
+
+KNOWN = {
+    ("0c5b", 3): Curves({97: 0.123456789, 194: 2.5e-07}, {97: 0.0}, 97.0),
+    ("71c2", 0): Curves({}, {10: 1 / 3}, 48.828125),  # never tested in between
+}
+
+
+def trained(folder: Path, score: float, seed: int = 0) -> Path:
+    ended = [{**event, "epoch": event["step"] / 10} for event in EVENTS[:-1]] + [{**EVENTS[-1], "metrics": {"map": score}}]
+    ended[3]["metrics"] = {"map": score / 2}
+    return write_run(folder, ended, seed=seed)
+
+
+def study(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text(json.dumps(FACTS))
+    return folder
+
+
+def drawn(monkeypatch, folder: Path, runs: Path) -> dict[str, list[Curves]]:
+    """The curves that its figure shows."""
+    found = {}
+    monkeypatch.setattr(study_figure, "draw", lambda title, measure, rows, *_, **__: found.update({k: v[0] for k, v in rows.items()}))
+    write_study(folder, runs)
+    return found
+
+
+def test_curves_are_read_as_they_were_written(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "curves.csv").write_text(curves_csv(KNOWN))
+    found = known_curves(tmp_path)
+    assert list(found) == list(KNOWN)
+    for key, curves in KNOWN.items():
+        assert found[key].score == pytest.approx(curves.score, rel=1e-5)
+        assert found[key].flips == pytest.approx(curves.flips, rel=1e-5)
+        assert found[key].epoch == curves.epoch
+
+
+def test_a_figure_is_drawn_again_without_the_run_folders(tmp_path, monkeypatch):
+    one = study(tmp_path / "tables" / "one")
+    trained(tmp_path / "runs" / "a" / "seed-0", 0.4)
+    trained(tmp_path / "runs" / "b" / "seed-0", 0.6)
+    first = drawn(monkeypatch, one, tmp_path / "runs")
+    assert first["a"] == [Curves({10: 0.2}, {10: 12 / 32 / 10, 20: 4 / 32 / 10}, 10.0)]
+    text = (one / "curves.csv").read_text()
+    shutil.rmtree(tmp_path / "runs" / "a")
+    trained(tmp_path / "runs" / "b" / "seed-1", 0.8, seed=1)
+    again = drawn(monkeypatch, one, tmp_path / "runs")
+    assert again["a"] == first["a"]
+    assert [curves.score for curves in again["b"]] == [{10: 0.3}, {10: 0.4}]
+    assert (one / "curves.csv").read_text().startswith(text)
+    assert len((one / "curves.csv").read_text().splitlines()) == 1 + 3 * 2
+
+
+def test_a_study_has_the_curves_of_a_neighbours_runs(tmp_path, monkeypatch):
+    trained(tmp_path / "runs" / "b" / "seed-0", 0.6)
+    write_study(study(tmp_path / "tables" / "one"), tmp_path / "runs")
+    assert [len(curves) for curves in drawn(monkeypatch, study(tmp_path / "tables" / "two"), tmp_path / "nothing").values()] == [1]
+
+
+def test_a_run_that_was_made_anew_has_its_own_curves(tmp_path, monkeypatch):
+    one = study(tmp_path / "tables" / "one")
+    for score in (0.4, 0.8):
+        trained(tmp_path / "runs" / "a" / "seed-0", score)
+        assert drawn(monkeypatch, one, tmp_path / "runs")["a"][0].score == {10: score / 2}
+        shutil.rmtree(tmp_path / "runs" / "a")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["0c5b,0,97,score,97 194,0.5", "0c5b,0,97,other,97,0.5", "0c5b,zero,97,score,97,0.5", "0c5b,0,97,score,97,high", "0c5b,0,97"],
+    ids=["a value is missing", "an unknown curve", "no seed", "no number", "half a line"],
+)
+def test_files_that_are_no_curves_are_refused(line, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "curves.csv").write_text(f"config,seed,epoch,curve,steps,values\n{line}\n")
+    with pytest.raises(ReportError, match=r"curves\.csv, line 2: is no line of curves .*`nofm study` writes it"):
+        known_curves(tmp_path)
