@@ -40,8 +40,9 @@ from .kernels import cpu
 from .kernels.multi import Fleet, axis_stride
 from .kernels.ops import register_operator
 from .kernels.select import Path, choose, forced_path, is_watched
-from .layers import Site, SparseModule, casts, sites
+from .layers import SparseModule, casts
 from .masks import Grouping
+from .site import Site, sites
 
 __all__ = ["hang_on_", "take_off_"]
 

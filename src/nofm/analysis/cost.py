@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import ste
 from ..errors import NofmError
-from ..layers import layer_name, parameter_name, sites
+from ..site import layer_name, parameter_name, sites
 from ..sparsify import unwrap
 
 __all__ = ["Cost", "LayerCost", "cost"]

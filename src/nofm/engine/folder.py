@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..layers import sites
 from ..patterns import PatternLike
+from ..site import sites
 from .config import ConfigError
 from .files import Disk, HeldError, hold, make_folder, write_file
 from .movement import packed_masks

@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .. import shards
 from ..data.loader import Batch, Loader
-from ..layers import sites
 from ..methods import Handle
+from ..site import sites
 from ..tasks.base import Task
 from . import snapshot
 from .average import Average

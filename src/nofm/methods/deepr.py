@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import shards
-from ..layers import Site
+from ..site import Site
 from .base import Memory, Step
 from .budget import check_weight
 from .draws import draw

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from .. import shards, ste
 from ..errors import OptimizerError
-from ..layers import Site
 from ..masks import magnitude_key
+from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .budget import Allocation, allocate, check_allocation, check_share, check_whole
 
