@@ -3,7 +3,7 @@
 from .allocate import allocate_patterns
 from .analysis import SAD, Cost, Divergence, Verification, check_ranks, cost, sad_of_forwards, verify
 from .errors import LayerError, MaskDivergenceError, NofmError, NonFiniteWeightError, OptimizerError, PatternError
-from .layers import register_layer, sites
+from .kinds import register_layer
 from .masks import mask
 from .methods import (
     ASP,
@@ -28,6 +28,7 @@ from .methods import (
 )
 from .overview import Summary, summary
 from .patterns import Pattern
+from .site import sites
 from .sparsify import densify_, fold_, sparsify_
 from .version import __version__
 

@@ -27,9 +27,10 @@ from . import shards
 from .analysis.cost import InputLike, cost
 from .choose import Candidate, Choice, Preset, find_candidates, share_ties
 from .errors import LayerError
-from .layers import SparseModule, parameter_name
+from .layers import SparseModule
 from .masks import Grouping, check_finite
 from .patterns import Pattern, PatternLike
+from .site import parameter_name
 from .sparsify import unwrap
 
 __all__ = ["Strategy", "allocate_patterns"]

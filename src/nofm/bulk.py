@@ -40,12 +40,16 @@ from .kernels import cpu
 from .kernels.multi import Fleet, axis_stride
 from .kernels.ops import register_operator
 from .kernels.select import Path, choose, forced_path, is_watched
-from .layers import Site, SparseModule, casts, sites
+from .layers import SparseModule, casts
 from .masks import Grouping
+from .site import Site, sites
 
 __all__ = ["hang_on_", "take_off_"]
 
 _STATE = "_nofm_bulk"
+# The number of both hooks, the same on every model. Compiled code is used again only where the numbers of hooks are those it was compiled
+# with, and torch gives each hook a new one: a study would compile each of its networks. Its own numbers begin at 0, so this one is free.
+_HOOK = -1
 _DEVICES: dict[str, Path] = {"cuda": "triton", "cpu": "cpu"}  # and the path that serves many weights there
 # Weights of all layers together. Above, arithmetic counts more than Python on the CPU, and the copy is made for nothing.
 _SMALL = 1 << 20
@@ -59,18 +63,18 @@ def hang_on_(model: nn.Module) -> None:
     if isinstance(model, nn.TransformerEncoderLayer):  # does not use its fused kernel when it sees a hook
         return
     register_operator()
-    handles = (model.register_forward_pre_hook(_before), model.register_forward_hook(_after, always_call=True))
-    model.__dict__[_STATE] = _Bulk([handle.id for handle in handles])
+    model._forward_pre_hooks[_HOOK] = _before
+    model._forward_hooks[_HOOK] = _after
+    model._forward_hooks_always_called[_HOOK] = True
+    model.__dict__[_STATE] = _Bulk()
 
 
 def take_off_(model: nn.Module) -> None:
     """Undo `hang_on_`, on `model` and everything in it."""
     for module in model.modules():
-        bulk = module.__dict__.pop(_STATE, None)
-        if bulk is not None:
+        if module.__dict__.pop(_STATE, None) is not None:
             for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called):
-                for hook in [key for key in hooks if key in bulk.hooks]:
-                    del hooks[hook]
+                hooks.pop(_HOOK, None)
 
 
 class _EmptyCopies(TorchDispatchMode):
@@ -117,7 +121,7 @@ class _Plan:
         if self.forced != forced_path() or not self._has_the_same_hooks():
             return False
         for (module, param, place), record in zip(self.users, self.records, strict=True):
-            if module._parameters.get(param) is not self.weights[place] or module.__dict__["_nofm"].get(param) is not record:
+            if module._parameters.get(param) is not self.weights[place] or module.__dict__.get("_nofm", {}).get(param) is not record:
                 return False
         if self.jobs is not None:
             return [(w.data_ptr(), w.shape, w.stride()) for w in self.weights] == self.lay
@@ -149,19 +153,18 @@ class _Call:
 
 @dataclass(slots=True)
 class _Bulk:
-    """What a model remembers of this: its hooks, the plan, the modules that have been handed masked weights, and for which forward."""
+    """What a model remembers of this: the plan, the modules that have been handed masked weights, and for which forward."""
 
-    hooks: list[int]
     plan: _Plan | None = None
     fleet: Fleet = field(default_factory=Fleet)
     served: list[tuple[SparseModule, str, int]] = field(default_factory=list)
     call: dict[str, _Call] = field(default_factory=dict)  # the forward that is running, if one is
 
     def __deepcopy__(self, memo: Any) -> _Bulk:
-        return _Bulk(list(self.hooks))  # modules and addresses are the original's
+        return _Bulk()  # modules and addresses are the original's
 
     def __reduce__(self) -> Any:
-        return _Bulk, (self.hooks,)
+        return _Bulk, ()
 
 
 def _before(model: nn.Module, args: Any) -> None:
@@ -264,8 +267,8 @@ def _places_for_hooks(model: nn.Module) -> list[Any]:
 def _observed(model: nn.Module) -> set[int]:
     """The ids of all modules that a hook may change during a forward of `model`: those that have one, and all below them. On `model`
     itself, hooks before ours and after the forward have no part in it."""
-    last, bulk = next(reversed(model._forward_pre_hooks), None), model.__dict__[_STATE]
-    if modules._global_forward_pre_hooks or modules._global_forward_hooks or last not in bulk.hooks:
+    last = next(reversed(model._forward_pre_hooks), None)
+    if modules._global_forward_pre_hooks or modules._global_forward_hooks or last != _HOOK:
         return {id(module) for module in model.modules()}
     hooked = [m for m in model.modules() if m is not model and not _has_only_harmless_hooks(m)]
     return {id(module) for top in hooked for module in top.modules()}

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from . import shards
 from .errors import LayerError
-from .layers import KnownWeight, known_weights, layer_name, parameter_name
+from .kinds import KnownWeight, known_weights
 from .masks import Axis, Grouping
 from .patterns import Pattern, PatternLike
 from .readers import children_read
+from .site import layer_name, parameter_name
 
 __all__ = ["Candidate", "Choice", "Preset", "Rules", "find_candidates", "parse_rules", "share_ties"]
 

@@ -14,8 +14,8 @@ children's masked weights in place as well as its own. While they are in place t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,30 +24,24 @@ from torch.nn.utils import parametrize
 
 from . import readers, shards, ste
 from .errors import LayerError
-from .kernels import ops
-from .kinds import KnownWeight, forward_by, known_weights, register_layer
+from .kinds import forward_by
 from .masks import Grouping, largest
 
 __all__ = [
-    "KnownWeight",
-    "Site",
     "SparseModule",
     "autocast_type",
     "casts",
     "dense_class",
-    "kept_weights",
-    "known_weights",
-    "layer_name",
+    "forget_mask_",
     "make_sparse_",
-    "parameter_name",
-    "register_layer",
     "restore_class_",
-    "sites",
+    "store_mask_",
+    "stored_mask",
     "swap_readers_",
 ]
 
 
-# ---- the sparse weight of a module ----
+# ---- what a sparse module holds ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,125 +52,29 @@ class _Sparse:
     lens: ste.Lens = ste.straight_through
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """One sparse weight of a model: where it is and what is done to it. Made anew by `sites`, never stored in the model."""
-
-    name: str  # of the layer, as in a rule
-    key: str  # of the parameter, as in the state dict
-    module: SparseModule
-    param: str
-    users: tuple[tuple[SparseModule, str], ...]  # all modules that hold this weight, `module` first: several where it is tied
-
-    @property
-    def weight(self) -> nn.Parameter:
-        """The stored, dense weight, as it is now."""
-        weight = self.module._parameters[self.param]
-        assert weight is not None
-        return weight
-
-    @property
-    def grouping(self) -> Grouping:
-        return self.module._nofm[self.param].grouping
-
-    @property
-    def lens(self) -> ste.Lens:
-        return self.module._nofm[self.param].lens
-
-    def look_through(self, lens: ste.Lens) -> None:
-        """From now on the layer computes with what `lens` makes of the weight."""
-        for module, param in self.users:
-            module._nofm[param] = replace(module._nofm[param], lens=lens)
-
-    @property
-    def stored_mask(self) -> Tensor | None:
-        """The frozen mask of the whole weight, where a method has set one."""
-        return _stored_mask(self.module, self.param)
-
-    def freeze(self, mask: Tensor, lens: ste.Lens = ste.frozen) -> None:
-        """Store `mask`, of the whole weight, and look through it from now on."""
-        stored = self.stored_mask
-        if stored is None or stored.device != mask.device:
-            mask = mask.clone()  # or the next one would be written into the caller's
-        for module, param in self.users:
-            _store_mask(module, param, mask)
-        self.look_through(lens)
-
-    def thaw(self, lens: ste.Lens) -> None:
-        """Forget the stored mask and look through `lens` from now on."""
-        for module, param in self.users:
-            _forget_mask(module, param)
-        self.look_through(lens)
-
-    def kept(self) -> int:
-        """How many weights are kept: as the pattern says, or fewer where a stored mask has fewer."""
-        return kept_weights(self.module, self.param)
-
-    def mask(self) -> Tensor:
-        """The mask of this process's part of the weight as it is now: of the stored mask, or else the N largest of every M."""
-        if self.stored_mask is not None:
-            return shards.part_of(self.stored_mask, self.weight)
-        return ops.mask(shards.local(self.weight), self.grouping)
-
-    def seen(self) -> Tensor:
-        """What the layer computes with, as this process's part of it."""
-        stored = None if self.stored_mask is None else self.mask()
-        return self.lens(shards.local(self.weight.detach()), self.grouping, stored)
-
-
-def sites(model: nn.Module) -> Iterator[Site]:
-    """Every sparse weight of `model`, a tied one once, in the order of its modules."""
-    found: dict[int, list[tuple[str, SparseModule, str]]] = {}
-    for prefix, module in model.named_modules():
-        if isinstance(module, SparseModule):
-            for param in module._nofm:
-                if (weight := module._parameters.get(param)) is None:
-                    raise LayerError(
-                        f"{layer_name(prefix, param)}: its {param} is no parameter any more, since somebody has parametrized, "
-                        "normalised or pruned it after sparsify_; undo that first"
-                    )
-                found.setdefault(id(weight), []).append((prefix, module, param))
-    for (prefix, module, param), *others in found.values():
-        users = ((module, param), *((other, its_param) for _, other, its_param in others))
-        yield Site(layer_name(prefix, param), parameter_name(prefix, param), module, param, users)
-
-
-def layer_name(prefix: str, param: str) -> str:
-    """The name of a layer: its module's for a plain `weight`, the parameter's where a module has several."""
-    return prefix if param == "weight" and prefix else parameter_name(prefix, param)
-
-
-def parameter_name(prefix: str, param: str) -> str:
-    """The name of a parameter in the state dict."""
-    return f"{prefix}.{param}" if prefix else param
-
-
 def _buffer(param: str) -> str:
     return f"_nofm_mask_{param}"
 
 
-def _stored_mask(module: nn.Module, param: str) -> Tensor | None:
+def stored_mask(module: nn.Module, param: str) -> Tensor | None:
+    """The frozen mask of the whole weight, where a method has set one."""
     return module._buffers.get(_buffer(param))
 
 
-def _store_mask(module: nn.Module, param: str, mask: Tensor) -> None:
-    """Into the place of the one before, where there is one: a CUDA graph reads it there again, and the other users of a tied weight do."""
-    stored = _stored_mask(module, param)
+def store_mask_(module: nn.Module, param: str, mask: Tensor) -> None:
+    """Freeze `mask`, in the place of the one before, where there is one: a CUDA graph reads it there again, and other users of a tied
+    weight do."""
+    stored = stored_mask(module, param)
     if stored is not None and stored.device == mask.device:
         stored.copy_(mask)
     else:
         module.register_buffer(_buffer(param), mask, persistent=False)  # adds no key to the state dict
 
 
-def _forget_mask(module: nn.Module, param: str) -> None:
+def forget_mask_(module: nn.Module, param: str) -> None:
+    """Undo `store_mask_`."""
     module._buffers.pop(_buffer(param), None)
     module._non_persistent_buffers_set.discard(_buffer(param))
-
-
-def kept_weights(module: SparseModule, param: str) -> int:
-    """How many weights of `param` are kept: as the pattern says, or as many as a stored mask has."""
-    stored, weight = _stored_mask(module, param), getattr(module, param)
-    return module._nofm[param].grouping.kept(weight.shape) if stored is None or stored.is_meta else int(stored.sum())
 
 
 def _mask_anew(weight: Tensor, grouping: Grouping, before: Tensor | None) -> Tensor:
@@ -280,9 +178,9 @@ class SparseModule(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         # A frozen mask belongs to the weight it was made from: new weight, new mask. (A method's own state may set it after.)
         for param, sparse in self._nofm.items():
-            if prefix + param in state_dict and _stored_mask(self, param) is not None:
+            if prefix + param in state_dict and stored_mask(self, param) is not None:
                 weight = shards.whole(getattr(self, param).detach())
-                _store_mask(self, param, _mask_anew(weight, sparse.grouping, _stored_mask(self, param)))
+                store_mask_(self, param, _mask_anew(weight, sparse.grouping, stored_mask(self, param)))
 
     def extra_repr(self) -> str:
         patterns = {param: str(sparse.grouping.pattern) for param, sparse in self._nofm.items()}
@@ -342,7 +240,7 @@ def _swap_class_(module: nn.Module) -> SparseModule:
 def restore_class_(module: SparseModule) -> None:
     """Make `module` plain again, also under a class that someone else (FSDP2) has since made on top of ours."""
     for param in module._nofm:
-        _forget_mask(module, param)
+        forget_mask_(module, param)
     for attribute in ("_nofm", "_nofm_reads", "_nofm_traced"):
         del module.__dict__[attribute]
     module.__class__ = dense_class(type(module))
@@ -381,7 +279,7 @@ def _masked(module: SparseModule) -> dict[str, Any]:
         if sparse.lens is ste.straight_through:
             seen = ste.straight_through(weight, sparse.grouping, None, autocast_type(module, weight))
         else:
-            seen = sparse.lens(weight, sparse.grouping, _stored_mask(module, param))
+            seen = sparse.lens(weight, sparse.grouping, stored_mask(module, param))
         masked[param] = _laid_out_like(weight, seen)
     if isinstance(module, nn.RNNBase):  # reads this list instead of its attributes
         masked["_flat_weights"] = [masked.get(name, getattr(module, name)) for name in module._flat_weights_names]

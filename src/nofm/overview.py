@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .layers import SparseModule, dense_class, kept_weights, known_weights, layer_name
+from .kinds import known_weights
+from .layers import SparseModule, dense_class
+from .site import kept_weights, layer_name
 
 __all__ = ["LayerRow", "Summary", "forget_reasons", "remember_reason", "summary", "table"]
 

@@ -17,15 +17,10 @@ from torch import nn
 from . import bulk, shards
 from .choose import Choice, Preset, Rules, find_candidates, parse_rules, share_ties
 from .errors import LayerError
-from .layers import (
-    SparseModule,
-    make_sparse_,
-    restore_class_,
-    sites,
-    swap_readers_,
-)
+from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
 from .masks import check_finite
 from .overview import Summary, forget_reasons, remember_reason, summary
+from .site import sites
 
 __all__ = ["Preset", "Rules", "densify_", "fold_", "sparsify_", "unwrap"]
 

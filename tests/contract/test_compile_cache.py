@@ -30,6 +30,19 @@ def test_the_compiler_sees_nothing_that_keeps_a_model_out_of_its_cache() -> None
     assert all(torch.equal(a, layer.weight.grad) for a, layer in zip(compiled, (model[0], model[2]), strict=True))
 
 
+@pytest.mark.parametrize("around", [False, True], ids=["model", "module that holds it"])
+def test_a_second_model_of_the_kind_is_not_compiled_again(around) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8)), torch.randn(4, 16)
+        nofm.sparsify_(model, "2:4", preset="all")
+        compiled = torch.compile(nn.Sequential(model) if around else model, backend=counter, fullgraph=True)(x)
+        assert counter.frame_count == 1
+        assert torch.equal(compiled, model(x))
+
+
 _TRAIN_ONE_STEP = """
 import json, torch, nofm
 from torch import nn

@@ -109,7 +109,7 @@ RIVALS: dict[str, dict[str, Any]] = {
     "set": {"end_at": 30, "every": 8},
     "snfs": {"end_at": 30, "every": 8},
     "dsr": {"end_at": 30, "every": 8},
-    "deepr": {},
+    "deepr": {"l1": 1e-3, "temperature": 1e-6},
     "ste_unstructured": {},
     "dnw": {},
     "snip": {},

@@ -1,4 +1,4 @@
-"""Methods that rewire, on a GPU: steps between two rewirings never wait for the device, and give the same bits captured in a graph.
+"""Methods that rewire, on a GPU: steps that the device can do alone never wait for it, and give the same bits captured in a graph.
 
 Run with `pytest -m gpu tests/gpu/test_rewiring_cuda.py` on a machine with a CUDA device.
 """
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import nofm
+from nofm.methods.draws import draw
 
 pytestmark = pytest.mark.gpu
 
@@ -18,6 +19,7 @@ METHODS = {
     "rigl": nofm.RigL(sparsity=0.8, every=8, end_at=100),
     "snfs": nofm.SNFS(sparsity=0.8, every=8),
     "dsr": nofm.DSR(sparsity=0.8, every=8),
+    "deepr": nofm.DeepRewiring(sparsity=0.8, l1=1e-2, temperature=1e-4),  # rewires inside the graph
 }
 
 
@@ -72,3 +74,25 @@ def test_steady_steps_do_not_wait_and_can_be_captured(method):
     for a, b in zip(nofm.sites(eager), nofm.sites(captured), strict=True):
         assert torch.equal(a.stored_mask, b.stored_mask)
         assert torch.equal(a.weight, b.weight)
+
+
+@pytest.mark.parametrize("number", [0, 1, 123_456_789])
+def test_a_gpu_draws_what_a_cpu_draws(number):
+    shape = torch.Size([1000, 999])
+    on_cpu, on_gpu = (draw(5, "layer.weight", torch.tensor(number, device=device), shape) for device in ("cpu", "cuda"))
+    assert torch.equal(on_cpu.normal, on_gpu.normal.cpu())
+    assert torch.equal(on_cpu.uniform, on_gpu.uniform.cpu())
+
+
+def test_replays_draw_anew():
+    number, seen = torch.zeros((), dtype=torch.int64, device="cuda"), []
+    draw(0, "layer.weight", number, torch.Size([64]))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        number.add_(1)
+        drawn = draw(0, "layer.weight", number, torch.Size([64]))
+    for _ in range(3):
+        graph.replay()
+        seen.append(drawn.normal.clone())
+    for at, normal in enumerate(seen, start=1):
+        assert torch.equal(normal.cpu(), draw(0, "layer.weight", torch.tensor(at), torch.Size([64])).normal)

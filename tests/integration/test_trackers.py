@@ -129,7 +129,7 @@ def test_mlflow_gets_every_number_and_a_resumed_run_goes_on(offline):
 def test_mlflow_takes_layers_of_any_name(offline):
     from mlflow import MlflowClient
 
-    sink = make_sink("mlflow", offline, {}, torch.nn.Identity())
+    sink = make_sink("mlflow", offline, {})
     sink.log({"event": "sad", "step": 1, "time": 0.0, "changed": {"a:b[0]*": 3}})
     sink.close()
     (run,) = MlflowClient().search_runs(["0"])
@@ -147,7 +147,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_anything_begins(name, t
     assert not (tmp_path / "run").exists()
     if name != "tensorboard":  # torch has imported it already
         with pytest.raises(ConfigError, match=rf"engine.track = {name}: .*pip install {name}"):
-            make_sink(name, tmp_path, {}, torch.nn.Identity())
+            make_sink(name, tmp_path, {})
 
 
 def test_a_tracker_that_does_not_start_is_named(offline, monkeypatch):
@@ -176,4 +176,4 @@ def test_a_tracker_that_breaks_does_not_end_the_run(tmp_path, monkeypatch):
         train(changed(SMALL, engine={"track": ("tensorboard",)}), tmp_path / "run")
     assert Breaking.calls == 3  # start, train, sad
     assert events(tmp_path / "run")[-1]["event"] == "end"
-    assert isinstance(make_sink("tensorboard", tmp_path, {}, torch.nn.Identity()), Guarded)
+    assert isinstance(make_sink("tensorboard", tmp_path, {}), Guarded)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from short_runs import events
 from small_runs import SMALL, assert_close, changed, weights
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 import nofm
@@ -214,6 +215,16 @@ def test_compiled_training_is_close_to_eager(tmp_path):
     train(SMALL, tmp_path / "eager")
     train(changed(SMALL, engine={"compile": True}), tmp_path / "compiled")
     assert_close(weights(tmp_path / "eager"), weights(tmp_path / "compiled"), atol=1e-4)
+
+
+def test_the_second_network_of_a_kind_is_not_compiled_again(tmp_path):
+    """A study trains many of them in one process, each with hooks of its own."""
+    graphs = []
+    for seed in (1, 2):
+        train(changed(SMALL, engine={"compile": True, "ema": 0.9}, seed=seed), tmp_path / str(seed))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0
+    assert graphs[1] == graphs[0]
 
 
 def test_a_resumed_optimizer_has_the_layout_of_its_weights(tmp_path):

@@ -119,13 +119,26 @@ def test_two_processes_train_as_one(two, one, one_in_halves):
 
 
 def test_shards_train_as_one_and_resume(one, one_in_halves, tmp_path):
-    out = tmp_path / "run"
-    run_two(out, engine_parallel="fsdp")
+    out, options = tmp_path / "run", {"engine_parallel": "fsdp", "engine_track": "tensorboard", "engine_histogram_every": 20}
+    run_two(out, **options)
     assert_alike(out, one, atol=1e-6)
     assert_alike(out, one_in_halves, atol=0)
+    assert_histograms_are_of_whole_weights(out)
     resumed = back_to_the_middle(out, tmp_path / "resumed")
-    assert "resumed from step 25" in run_two(resumed, "--resume", engine_parallel="fsdp")
+    assert "resumed from step 25" in run_two(resumed, "--resume", **options)
     assert digests(resumed) == digests(out)
+
+
+def assert_histograms_are_of_whole_weights(out: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    seen = EventAccumulator(str(out / "tensorboard"), {"histograms": 0}).Reload()  # 0: all of them
+    weights = Store(out / "checkpoints").load()["model"]
+    for layer in ("conv2", "conv3"):
+        told, weight = seen.Histograms(f"weights/{layer}"), weights[f"{layer}.weight"]
+        assert [each.step for each in told] == [10, 30, 50]
+        last = told[-1].histogram_value  # of the step of the last checkpoint
+        assert (last.num, last.min, last.max) == (weight.numel(), weight.min().item(), weight.max().item())
 
 
 @pytest.mark.slow

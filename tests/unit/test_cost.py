@@ -6,11 +6,14 @@ normalisation layers out. `Cost` prints both, and each figure of the paper is on
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import timm
 import torch
 import torchvision
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import nofm
 
@@ -85,6 +88,35 @@ def test_attention_projections_are_sparse_and_the_products_of_activations_are_no
     projections, attention = 5 * 16 * 16 * 4 + 5 * 16 * 32 * 2, 2 * 5 * 5 * 16
     assert cost.macs == projections + attention
     assert cost.macs_sparse == projections / 2 + attention
+
+
+class Pair(nn.Bilinear):
+    """Of a kind of its own, so that it can be made known without making all nn.Bilinear known."""
+
+
+nofm.register_layer(Pair, weight=2)
+
+
+def as_two_products(layer: nn.Bilinear, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """The same layer in operations that torch's own counter knows."""
+    x1_BI, x2_BJ = x1.flatten(0, -2), x2.flatten(0, -2)
+    made_BOJ = (x1_BI @ layer.weight.transpose(0, 1).flatten(1)).unflatten(1, (layer.out_features, -1))
+    return (made_BOJ @ x2_BJ[:, :, None])[:, :, 0].unflatten(0, x1.shape[:-1]) + layer.bias
+
+
+@pytest.mark.parametrize("batch", [(5,), (2, 5), (1,)], ids=str)
+def test_a_bilinear_layer(batch):
+    layer, x1, x2 = Pair(6, 8, 4), torch.randn(*batch, 6), torch.randn(*batch, 8)
+    with FlopCounterMode(display=False) as counter:
+        twin = as_two_products(layer, x1, x2)
+    torch.testing.assert_close(twin, layer(x1, x2))
+    size = math.prod(batch)
+    assert counter.get_total_flops() == 2 * size * (6 * 8 * 4 + 8 * 4)
+    dense = nofm.cost(layer, [x1, x2])
+    assert (dense.macs, dense.layers[0].macs) == (size * (6 * 8 * 4 + 8 * 4), size * 6 * 8 * 4)
+    nofm.sparsify_(layer, "2:4", preset="all")
+    sparse = nofm.cost(layer, [(*batch, 6), (*batch, 8)])
+    assert (sparse.macs, sparse.macs_sparse) == (dense.macs, size * (6 * 8 * 4 / 2 + 8 * 4))
 
 
 def test_recurrent_and_tied_weights():

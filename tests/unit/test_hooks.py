@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -66,6 +68,31 @@ def test_a_hook_that_takes_the_place_of_another_is_noticed(where):
 
     module.register_forward_pre_hook(double)
     torch.testing.assert_close(model(x), 2 * before)
+
+
+@pytest.mark.parametrize("undo", [nofm.densify_, nofm.fold_])
+def test_a_part_that_is_plain_again_is_noticed(undo):
+    model, x = network(), torch.ones(2, 8)
+    nofm.sparsify_(model, "2:4", preset="all")
+    model(x)
+    undo(model[0])
+    expected = model[1](model[0](x))
+    assert torch.equal(model(x), expected)
+
+
+def test_hooks_of_others_stay_when_ours_go():
+    seen: list[nn.Module] = []
+    original = network()
+    original.register_forward_hook(lambda module, *_: seen.append(module))
+    nofm.sparsify_(original, "2:4", preset="all")
+    original.register_forward_pre_hook(lambda module, _: seen.append(module))
+    for model in (copy.deepcopy(original), original):
+        nofm.densify_(model)
+        model(torch.ones(2, 8))
+        assert seen == [model, model]
+        assert not any("_nofm_bulk" in module.__dict__ for module in model.modules())
+        assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
+        seen.clear()
 
 
 def test_a_detector_is_masked_at_once():

@@ -2,7 +2,7 @@
 
 The network has two layers of eight weights, and the loss is the sum of its outputs, so that the gradient of a layer's weight is its
 input. All numbers are sums of few powers of two and are compared with ==. Random choices are those of the generator: `DRAWS` are its
-numbers in step 1, written down, so that a change of them is seen.
+numbers in step 1, written down, so that a change of them is seen. DEEP R has a generator of its own: `HASHED` and `NORMAL`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ import torch
 from torch import Tensor, nn
 
 import nofm
+from nofm.methods.draws import draw
 from nofm.methods.rewiring import chance
 
 DRAWS = {
     "a": [0.612, 0.369, 0.283, 0.367, 0.185, 0.320, 0.349, 0.160],  # 0, 1, 3, 6, 5, 2, 4, 7 from the largest to the smallest
     "b": [0.790, 0.422, 0.128, 0.557, 0.622, 0.920, 0.811, 0.552],  # 5, 6, 0, 4, 3, 7, 1, 2
+}
+HASHED = {
+    "a": [0.3429, 0.2662, 0.3661, 0.3510, 0.5221, 0.1301, 0.3288, 0.9224],  # 7, 4, 2, 3, 0, 6, 1, 5
+    "b": [0.1984, 0.3171, 0.0390, 0.7741, 0.5580, 0.6596, 0.7041, 0.5550],
+}
+NORMAL = {
+    "a": [0.1159, -0.1597, 1.4128, 0.7502, 1.5056, -0.7732, -0.5305, 2.4268],
+    "b": [0.9525, -0.9815, -1.6394, -2.0506, 0.8766, 0.3739, -0.6294, 0.6878],
 }
 
 
@@ -167,13 +176,13 @@ ONE_STEP = {
         {"a": {0, 1, 2, 3, 6, 5}, "b": {3, 5}},
         {"a": [4.0, -3.0, 1.0, -2.0, *ZEROS[4:]], "b": [0.0, 0.0, 0.0, -0.75, *ZEROS[4:]]},
     ),
-    # a: 2 and 3 would change sign; among 2 to 7 draw 3 and 6. b: everything goes on as it was.
+    # a: 2 and 3 would change sign; among 2 to 7 draw 7 and 4. b: everything goes on as it was.
     "deepr": (
         nofm.DeepRewiring(sparsity=0.5, allocation="uniform", l1=0.0, temperature=0.0),
         {"a": SIGNS, "b": SIGNS},
         {"a": FOUR, "b": FOUR},
         ({"a": [1.0, 1.0, 2.0, -2.0, *ZEROS[4:]], "b": [1.0, 1.0, 1.0, -1.0, *ZEROS[4:]]}, 0.5),
-        {"a": {0, 1, 3, 6}, "b": FOUR},
+        {"a": {0, 1, 4, 7}, "b": FOUR},
         {"a": [0.5, -1.5, *ZEROS[2:]], "b": [0.5, -1.5, *ZEROS[2:]]},
     ),
     # All lose 1/4 of their magnitude: 1/8 dies, 1/4 is 0 now and lives on.
@@ -182,7 +191,7 @@ ONE_STEP = {
         {"a": [1.0, -1.0, 0.125, -0.25, *SIGNS[4:]], "b": SIGNS},
         {"a": FOUR, "b": FOUR},
         (NO_GRADIENT, 0.5),
-        {"a": {0, 1, 3, 6}, "b": FOUR},
+        {"a": {0, 1, 3, 7}, "b": FOUR},
         {"a": [0.75, -0.75, *ZEROS[2:]], "b": [0.75, -0.75, 0.25, -0.25, *ZEROS[4:]]},
     ),
 }
@@ -200,6 +209,9 @@ def test_the_draws_that_all_of_this_rests_on():
     model, _, _ = pencil(SNFS, RIGL_W, {"a": FOUR, "b": FOUR}, 0.0)
     for site in nofm.sites(model):
         assert torch.allclose(chance(0, 1, site), torch.tensor([DRAWS[site.name]]), atol=5e-4, rtol=0)
+        hashed = draw(0, site.key, torch.tensor(1), site.weight.shape)
+        assert torch.allclose(hashed.uniform, torch.tensor([HASHED[site.name]]), atol=1e-4, rtol=0)
+        assert torch.allclose(hashed.normal, torch.tensor([NORMAL[site.name]]), atol=1e-4, rtol=0)
 
 
 # K is what falls below 1 of the eight that are alive; N_p = 4, and from 3.6 to 4.4 is near enough.
@@ -246,14 +258,14 @@ def test_the_smoothed_gradient_under_a_loss_scale(found_inf, smoothed):
 
 
 def test_a_connection_is_born_with_the_sign_of_its_place():
-    """After the first step of the row "deepr" of the table: 3 and 6 are born, both places of negative sign."""
+    """After the first step of the row "deepr" of the table: 4 and 7 are born, a place of positive and one of negative sign."""
     method, weights, alive, (gradients, lr), _, _ = ONE_STEP["deepr"]
     model, optimizer, _ = pencil(method, weights, alive, lr)
     step_with(model, optimizer, gradients)
-    step_with(model, optimizer, {"a": [0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 1.0, 0.0], "b": ZEROS})
+    step_with(model, optimizer, {"a": [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0], "b": ZEROS})
     masks, after = state_of(model)
-    assert 6 in masks["a"]
-    assert after["a"] == [0.5, -1.5, 0.0, 0.0, 0.0, 0.0, -0.5, 0.0]  # 3 would be +0.5 and has died
+    assert 7 in masks["a"]
+    assert after["a"] == [0.5, -1.5, 0.0, 0.0, 0.0, 0.0, 0.0, -0.5]  # 4 would be -0.5 and has died
 
 
 def test_the_noise_of_deep_rewiring():
@@ -262,9 +274,8 @@ def test_the_noise_of_deep_rewiring():
     weights = {"a": [16.0, -16.0, 16.0, -16.0, *SIGNS[4:]], "b": SIGNS}
     model, optimizer, _ = pencil(method, weights, {"a": FOUR, "b": FOUR}, 0.5)
     step_with(model, optimizer, NO_GRADIENT)
-    nu = [-0.482, 0.302, -0.796, 0.950]
-    expected = torch.tensor([w + n / 2 for w, n in zip(weights["a"], nu, strict=False)] + [0.0] * 4)
-    assert torch.allclose(model.a.weight[0], expected, atol=5e-4, rtol=0)
+    expected = torch.tensor([w + n / 2 for w, n in zip(weights["a"][:4], NORMAL["a"][:4], strict=True)] + [0.0] * 4)
+    assert torch.allclose(model.a.weight[0], expected, atol=1e-4, rtol=0)
 
 
 def test_signs_are_those_of_the_start_and_drawn_where_there_is_none():

@@ -94,7 +94,7 @@ def test_in_every_step(method, optimizer_name):
                 assert not optimizer.state[site.weight][name][new].any()
             born += int(new.sum())
         if any(not torch.equal(a, b) for a, b in zip(before, masks, strict=True)):
-            assert method.phase(number) is None
+            assert method.phase(number) is None or isinstance(method, nofm.DeepRewiring)
             moved += 1
         before = masks
     assert moved >= 7  # steps 4, 8, ..., 32 are eight
@@ -111,8 +111,28 @@ def test_steps_that_rewire_are_not_captured(method, rewires):
     assert {method.phase(number) for number in range(1, 14)} == {None, "train"}
 
 
-def test_deep_rewiring_rewires_in_every_step():
-    assert {METHODS["deepr"].phase(number) for number in range(1, 9)} == {None}
+def test_steps_of_deep_rewiring_are_alike_though_all_rewire():
+    assert {METHODS["deepr"].phase(number) for number in range(1, 9)} == {"train"}
+
+
+@pytest.mark.parametrize("lr", [0.03125, torch.tensor(0.03125)], ids=["a number", "a tensor"])
+def test_a_step_of_deep_rewiring_needs_nothing_of_the_host_that_changes(lr):
+    """A CUDA graph replays it with the number of the step that it was captured in, and a learning rate that lies on the device. (At this
+    temperature its square root in fp32 and the rounded one of fp64 differ.)"""
+    trained = []
+    for captured in (False, True):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr if captured else 0.03125, momentum=0.9, foreach=False)
+        handle = nofm.attach(nofm.DeepRewiring(sparsity=0.8, l1=1e-2, temperature=9e-5), model, optimizer)
+        model[2].weight.requires_grad_(False)  # and one that rests is counted for as well
+        for x in itertools.islice(batches(), 8):
+            handle._drivers[0].number = 4 if captured else handle.step
+            step(model, optimizer, x)
+        assert {name: int(count) for name, count in handle.memory.tensors.items() if name.startswith("number:")} == {
+            f"number:{site.key}": 8 for site in nofm.sites(model)
+        }
+        trained.append([*model.parameters(), *stored_masks(model)])
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -198,7 +218,7 @@ def test_a_resumed_run_is_the_run(method, optimizer_name):
 def test_chance_is_by_seed_step_and_layer_and_leaves_torchs_own_alone():
     site, other = itertools.islice(nofm.sites(network()), 1, 3)
     before = torch.get_rng_state()
-    draws = [chance(0, 1, site), chance(0, 1, site, normal=True), chance(1, 1, site), chance(0, 2, site), chance(0, 1, other)]
+    draws = [chance(0, 1, site), chance(1, 1, site), chance(0, 2, site), chance(0, 1, other)]
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(draws[0], chance(0, 1, site))
     flat = [draw.flatten()[:128] for draw in draws]

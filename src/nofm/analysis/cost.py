@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import ste
 from ..errors import NofmError
-from ..layers import layer_name, parameter_name, sites
+from ..site import layer_name, parameter_name, sites
 from ..sparsify import unwrap
 
 __all__ = ["Cost", "LayerCost", "cost"]
@@ -147,6 +147,14 @@ def _no_fused_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+_BILINEAR = torch.ops.aten._trilinear  # what nn.Bilinear is to the dispatcher; torch has no formula for it
+
+
+def _bilinear_flops(x1_BI: Tensor, w_OIJ: Tensor, *rest: Any, out_val: Tensor) -> int:
+    """Of the products with the weight: each of its elements in each of the batch."""
+    return 2 * x1_BI.shape[0] * w_OIJ.numel()
+
+
 class _Meter(TorchDispatchMode):
     """Adds up multiply-adds by the parameter that takes part in them, `other` for products of activations alone."""
 
@@ -154,7 +162,7 @@ class _Meter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         from torch.utils.flop_counter import flop_registry  # brings Triton along, so not before somebody counts
 
-        self.formulas: Mapping[Any, Any] = flop_registry
+        self.formulas: Mapping[Any, Any] = {**flop_registry, _BILINEAR: _bilinear_flops}
         # A view (a transpose, a slice of in_proj) shares its parameter's storage, which is how it is known again.
         self.names = {_storage(p): name for name, p in model.named_parameters() if p.dim() > 1}
         self.macs: dict[str, int] = {}
@@ -170,6 +178,8 @@ class _Meter(TorchDispatchMode):
         out = func(*args, **kwargs)
         macs = formula(*args, **kwargs, out_val=out) // 2
         name = next((self.names[_storage(x)] for x in args if isinstance(x, Tensor) and _storage(x) in self.names), None)
+        if func._overloadpacket is _BILINEAR:
+            self.other += out.numel() * args[2].shape[-1]  # the second input times what the weight has made of the first
         if name is None:
             self.other += macs
         else:

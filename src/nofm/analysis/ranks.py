@@ -17,8 +17,8 @@ from torch import Tensor, distributed, nn
 
 from .. import shards
 from ..errors import LayerError, MaskDivergenceError, NofmError
-from ..layers import Site, sites
 from ..masks import pack
+from ..site import Site, sites
 from ..sparsify import unwrap
 
 __all__ = ["check_ranks", "fingerprints"]

@@ -22,8 +22,9 @@ from .. import shards, ste
 from ..errors import NofmError
 from ..kernels.multi import Fleet, axis_stride, bits_bytes, bits_lane, unpack_bits
 from ..kernels.select import Path, choose, forced_path
-from ..layers import Site, SparseModule, sites
+from ..layers import SparseModule
 from ..masks import Grouping, differing, pack
+from ..site import Site, sites
 from ..sparsify import unwrap
 
 __all__ = ["SAD", "Divergence", "sad_of_forwards"]

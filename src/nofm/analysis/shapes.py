@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from .. import shards
 from ..errors import NofmError
-from ..layers import dense_class, sites
+from ..layers import dense_class
 from ..masks import Grouping
 from ..patterns import Pattern, PatternLike
+from ..site import sites
 from ..sparsify import unwrap
 
 __all__ = ["KernelShapes", "Shape", "beyond", "kernel_shapes", "shapes_of"]

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from .. import shards
 from ..choose import Rules, parse_rules
 from ..errors import NofmError
-from ..layers import known_weights, parameter_name, sites
+from ..kinds import known_weights
 from ..masks import Axis, Grouping
 from ..overview import table
 from ..patterns import Pattern
+from ..site import parameter_name, sites
 from ..sparsify import unwrap
 
 __all__ = ["Verification", "WeightReport", "verify"]

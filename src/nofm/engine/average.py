@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..layers import sites
+from ..site import sites
 from ..tasks.base import Task
 
 __all__ = ["Average"]

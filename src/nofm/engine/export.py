@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import shards
-from ..layers import sites
 from ..masks import check_finite
+from ..site import sites
 
 __all__ = ["folded_weights"]
 

@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..layers import sites
 from ..patterns import PatternLike
+from ..site import sites
 from .config import ConfigError
 from .files import Disk, HeldError, hold, make_folder, write_file
 from .movement import packed_masks
@@ -90,6 +90,13 @@ class RunFolder:
         rest = json.dumps(event).encode() + b"\n"
         while rest:  # one write, so that lines never mix; a disk that is full takes a part without a word, and complains at the next
             rest = rest[self._events.write(rest) :]
+        self._tell(event)
+
+    def show(self, name: str, step: int, **fields: Any) -> None:
+        """Tell the sinks alone, of what is too large for a line of events.jsonl."""
+        self._tell({"event": name, "step": step, "time": time.time(), **fields})
+
+    def _tell(self, event: dict[str, Any]) -> None:
         for sink in self.sinks:
             sink.log(event)
 

@@ -7,6 +7,7 @@ evaluation that belongs to the step has been done.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -19,9 +20,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from .. import shards
 from ..data.loader import Batch, Loader
-from ..layers import sites
 from ..methods import Handle
+from ..site import sites
 from ..tasks.base import Task
 from . import snapshot
 from .average import Average
@@ -58,6 +60,7 @@ class Trainer:
     unit: str  # images, tokens or pairs
     items: str  # what the loader may pass by: images or pairs
     log_every: int
+    histogram_every: int  # steps, 0 for never
     channels_last: bool
     average: Average | None
     store: Store | None  # of the first process only, as is
@@ -75,6 +78,7 @@ class Trainer:
         self.found: dict[str, float] = {}  # what the method has settled by itself, as far as it has been told
         self.movement, self.meter, self.watch = Movement(self.task.model), Meter(self.world.device), LossWatch()
         self.polls, self.began = Polls(self.world), time.perf_counter()
+        self.next_histograms = 0 if self.histogram_every else math.inf  # the step from which on they are due
 
     # ---- the run ----
 
@@ -190,7 +194,18 @@ class Trainer:
         speed = self.meter.steps_per_second() * self.step_size
         self._event("train", loss=loss, lr=self.lr, images_per_second=speed, epoch=self.epoch)
         self._event("sad", **self.movement.look(self.step))
+        if self.step >= self.next_histograms:
+            self.next_histograms = self.step + self.histogram_every
+            self._show_weights()
         self.meter = Meter(self.world.device)
+
+    def _show_weights(self) -> None:
+        """To trackers, which the first process tells: all take part, or it would wait for their shards."""
+        shards.reshard_(self.task.model)
+        for site in sites(self.task.model):
+            weight = shards.whole(site.weight.detach())
+            if self.folder is not None:
+                self.folder.show("weight", self.step, layer=site.name, weight=weight)
 
     def _evaluate(self) -> None:
         tasks = [(self.task, False)] if self.average is None else [(self.task, False), (self.average.task, True)]

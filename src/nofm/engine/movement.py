@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import shards
-from ..layers import Site, sites
 from ..masks import differing, pack
+from ..site import Site, sites
 
 __all__ = ["Movement", "packed_masks"]
 

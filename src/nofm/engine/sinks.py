@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from ..layers import sites
 from .config import ConfigError
 from .folder import Sink
 
@@ -36,21 +33,18 @@ def scalars(event: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard:
-    """Scalars of every event, and histograms of the sparse weights every so many steps."""
+    """Scalars of every event, and histograms of the weights that it is shown."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], model: nn.Module) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
-        self._model, self._every, self._next = model, config["engine"]["histogram_every"], 0
 
     def log(self, event: dict[str, Any]) -> None:
         for name, value in scalars(event):
             self._writer.add_scalar(name, value, event["step"])
-        if self._every and event["event"] == "train" and event["step"] >= self._next:
-            self._next = event["step"] + self._every
-            for site in sites(self._model):
-                self._writer.add_histogram(f"weights/{site.name}", site.weight.detach().float().cpu(), event["step"])
+        if event["event"] == "weight":
+            self._writer.add_histogram(f"weights/{event['layer']}", event["weight"].float().cpu(), event["step"])
 
     def close(self) -> None:
         self._writer.close()
@@ -59,7 +53,7 @@ class TensorBoard:
 class WandB:
     """Weights & Biases; offline or online as its own settings say."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], model: nn.Module) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         import wandb
 
         remembered = folder / "wandb-run"
@@ -81,7 +75,7 @@ class WandB:
 class MLflow:
     """MLflow; its server and experiment are set by its own environment variables."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], model: nn.Module) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         import mlflow
 
         self._mlflow: Any = mlflow
@@ -140,13 +134,13 @@ class Guarded:
             warnings.warn(f"engine.track = {self._name}: {error}; it is told no more of this run, events.jsonl has it all", stacklevel=2)
 
 
-SINKS: dict[str, Callable[[Path, dict[str, Any], nn.Module], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+SINKS: dict[str, Callable[[Path, dict[str, Any]], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
-def make_sink(name: str, folder: Path, config: dict[str, Any], model: nn.Module) -> Sink:
+def make_sink(name: str, folder: Path, config: dict[str, Any]) -> Sink:
     """A sink by name, or an error that says what to install or to set up."""
     try:
-        return Guarded(name, SINKS[name](folder, config, model))
+        return Guarded(name, SINKS[name](folder, config))
     except ImportError as error:
         raise ConfigError(f"engine.track = {name}: cannot be imported ({error}); install it with pip install {name}") from None
     except Exception as error:  # not logged in, no such server, ...: each tracker has its own words for it

@@ -221,6 +221,7 @@ def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Pat
         unit=problem_of(config).unit,
         items=problem_of(config).items,
         log_every=e.log_every,
+        histogram_every=e.histogram_every,
         channels_last=e.channels_last,
         average=average,
         store=Store(out / "checkpoints", e.keep, disk=disk) if world.first else None,
@@ -246,7 +247,7 @@ def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) 
             for name, data in problem_of(config).companions(trainer.loader).items():
                 folder.write(name, data)
             folder.write("run.json", json.dumps({**facts, "config": values}, indent=1).encode())
-        folder.sinks += [make_sink(name, folder.path, values, trainer.task.model) for name in config.engine.track]
+        folder.sinks += [make_sink(name, folder.path, values) for name in config.engine.track]
     if job.resume:
         trainer.world.wait()
         store = trainer.store or Store(job.out / "checkpoints")

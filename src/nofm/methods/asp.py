@@ -8,8 +8,8 @@ from torch import nn
 
 from .. import shards, ste
 from ..errors import OptimizerError
-from ..layers import Site
 from ..masks import check_finite
+from ..site import Site
 from .base import Method, Step
 
 __all__ = ["ASP"]

@@ -13,8 +13,9 @@ from torch.optim import LBFGS, Optimizer
 
 from .. import shards, ste
 from ..errors import OptimizerError
-from ..layers import Site, SparseModule, sites
+from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
+from ..site import Site, sites
 from ..sparsify import unwrap
 from .base import Memory, Method
 from .driver import Driver

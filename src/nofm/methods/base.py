@@ -17,7 +17,7 @@ from .. import shards, ste
 from ..kernels import ops
 from ..kernels.multi import Fleet
 from ..kernels.steps import Term
-from ..layers import Site
+from ..site import Site
 from .memory import Memory
 
 __all__ = ["Memory", "Method", "OwnedWeight", "Step"]

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from .. import shards
-from ..layers import Site
+from ..site import Site
 from .base import Memory, Step
 from .budget import check_weight
-from .rewiring import Connections, alive, best, chance
+from .draws import draw
+from .rewiring import Connections, alive, best
 
 __all__ = ["DeepRewiring"]
 
@@ -30,8 +32,8 @@ class DeepRewiring(Connections):
     the starting weights, which are random as the paper's are, and are drawn where a starting weight is 0. The gradient step is the
     optimizer's, whatever it is; the other two terms are added after it, with its learning rate, and do not go through momentum.
 
-    The released code has l1 = 1e-5 and at its learning rate of 0.5 the noise that `temperature` gives. As every step rewires, none can
-    be captured in a CUDA graph.
+    The released code has l1 = 1e-5 and at its learning rate of 0.5 the noise that `temperature` gives. Every step rewires, and all are
+    alike to the device, which counts them and draws by their number (`draws`): a CUDA graph can hold them.
     """
 
     l1: float = 1e-5
@@ -44,24 +46,33 @@ class DeepRewiring(Connections):
 
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         for site in sites:
-            weight, drawn = shards.whole(site.weight.detach()), chance(self.seed, 0, site, normal=True)
-            memory.tensors[_name(site)] = torch.where(weight == 0, drawn, weight) < 0
+            weight = shards.whole(site.weight.detach())
+            number = memory.tensors[_number(site)] = torch.zeros((), dtype=torch.int64, device=weight.device)
+            drawn = draw(self.seed, site.key, number, weight.shape).normal
+            memory.tensors[_negative(site)] = torch.where(weight == 0, drawn, weight) < 0
         super().start(sites, memory)
-
-    def phase(self, number: int) -> str | None:
-        return None
 
     def after_step(self, step: Step) -> None:
         super().after_step(step)
+        held = step.memory.tensors
+        for owned in (*step.weights, *step.resting):
+            held[_number(owned.site)].add_(1)
         for owned in step.weights:
             before, weight = alive(owned.site), owned.weight
-            sign = 1 - 2 * shards.part_of(step.memory.tensors[_name(owned.site)], owned.param).to(weight.dtype)
-            noise = shards.part_of(chance(self.seed, step.number, owned.site, normal=True), owned.param)
-            weight.add_((2 * owned.lr * self.temperature) ** 0.5 * noise - owned.lr * self.l1 * sign)  # pruned ones are zeroed below
+            drawn = draw(self.seed, owned.site.key, held[_number(owned.site)], before.shape)
+            sign = 1 - 2 * shards.part_of(held[_negative(owned.site)], owned.param).to(weight.dtype)
+            # A tensor in any case, so that its square root is rounded alike whether or not a graph keeps it on the device.
+            lr = owned.lr if isinstance(owned.lr, Tensor) else torch.full((), owned.lr, device=weight.device)
+            noise = shards.part_of(drawn.normal, owned.param)
+            weight.add_((2 * self.temperature * lr).sqrt() * noise - self.l1 * lr * sign)  # pruned ones are zeroed below
             stay = before & ~shards.whole_of(weight * sign < 0, owned.param)  # a NaN stays, to be complained about
-            grow = best(chance(self.seed, step.number, owned.site), ~stay, before.sum() - stay.sum())
+            grow = best(drawn.uniform, ~stay, before.sum() - stay.sum())
             self.move_(step, owned, stay, grow)
 
 
-def _name(site: Site) -> str:
+def _negative(site: Site) -> str:
     return f"negative:{site.key}"
+
+
+def _number(site: Site) -> str:
+    return f"number:{site.key}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .. import ste
-from ..layers import Site
+from ..site import Site
 from .base import Method
 
 __all__ = ["Dense"]

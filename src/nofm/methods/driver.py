@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from .. import shards
 from ..errors import OptimizerError
 from ..kernels.multi import Fleet
-from ..layers import Site, SparseModule
+from ..layers import SparseModule
+from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .finite import FiniteWatch
 from .one_pass import OnePass

@@ -9,7 +9,7 @@ import torch
 
 from .. import shards
 from ..errors import OptimizerError
-from ..layers import Site
+from ..site import Site
 from .base import Memory, Step
 from .budget import Allocation, check_share, check_weight, shares
 from .rewiring import Rewiring, alive, best, chance

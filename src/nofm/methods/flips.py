@@ -26,8 +26,8 @@ from torch import Tensor
 from .. import shards
 from ..errors import OptimizerError
 from ..kernels import ops
-from ..layers import Site
 from ..masks import pack, unpack
+from ..site import Site
 from .base import Memory, OwnedWeight, Step
 from .budget import check_share, check_whole
 from .pruning import check_one_optimizer

@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 
 from ..errors import OptimizerError
-from ..layers import Site
 from ..masks import check_finite
 from ..schedules import cubic
+from ..site import Site
 from .base import Memory, Method, Step
 from .budget import check_given, check_share, check_whole
 from .pruning import Pool, check_pool, keep_zero_, on_the_way, owned_of, put_on_, set_budget, stored_masks, strongest, whole_weights

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .. import shards
 from ..errors import OptimizerError
-from ..layers import Site
 from ..masks import check_finite
+from ..site import Site
 from . import pruning
 from .base import Memory, Method, Step
 from .budget import check_given, check_share, check_whole

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import OptimizerError
-from ..layers import Site
+from ..site import Site
 
 __all__ = ["Memory"]
 

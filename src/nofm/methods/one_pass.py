@@ -29,8 +29,8 @@ from ..errors import OptimizerError
 from ..kernels.multi import at
 from ..kernels.select import forced_path, why_not_one_pass
 from ..kernels.steps import Numbers, Rule, Squad, Term
-from ..layers import Site
 from ..masks import Grouping
+from ..site import Site
 from .finite import FiniteWatch
 
 __all__ = ["OnePass", "check_optimizer"]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from .. import shards
 from ..errors import OptimizerError
-from ..layers import Site
 from ..masks import keep_top, magnitude_key
+from ..site import Site
 from .base import Memory, OwnedWeight, Step
 from .budget import allocate
 

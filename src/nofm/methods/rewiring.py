@@ -17,8 +17,8 @@ from torch import Tensor
 
 from .. import shards, ste
 from ..errors import OptimizerError
-from ..layers import Site
 from ..masks import magnitude_key
+from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .budget import Allocation, allocate, check_allocation, check_share, check_whole
 
@@ -133,14 +133,14 @@ def best(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     return chosen.view(scores.shape) & among
 
 
-def chance(seed: int, number: int, site: Site, *, normal: bool = False) -> Tensor:
-    """Random numbers for all weights of `site` in step `number`: between 0 and 1, or from the normal distribution."""
-    # A digest, for the generators of two steps or layers must not be near each other, and torch's reads 32 bits of a seed only.
-    digest = hashlib.blake2b(f"{seed} {number} {site.key} {normal}".encode(), digest_size=4).digest()
+def chance(seed: int, number: int, site: Site) -> Tensor:
+    """Random numbers between 0 and 1 for all weights of `site` in step `number`."""
+    # A digest, for the generators of two steps or layers must not be near each other, and torch's reads 32 bits of a seed only. Its last
+    # word says nothing, but without it every run of these methods would be another one.
+    digest = hashlib.blake2b(f"{seed} {number} {site.key} False".encode(), digest_size=4).digest()
     device = site.weight.device
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
-    draw = torch.randn if normal else torch.rand
-    return draw(site.weight.shape, generator=generator, device=device, dtype=torch.float32)
+    return torch.rand(site.weight.shape, generator=generator, device=device, dtype=torch.float32)
 
 
 def reset_momentum_(memory: Memory, owned: OwnedWeight, where: Tensor) -> None:

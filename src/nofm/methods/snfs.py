@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from .. import shards, ste
-from ..layers import Site
 from ..schedules import constant, cosine
+from ..site import Site
 from .base import Memory, Step
 from .budget import Allocation, check_share, shares
 from .rewiring import Rewiring, alive, best

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import shards, ste
 from ..errors import OptimizerError
-from ..layers import Site
+from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .budget import check_share, check_whole
 from .pruning import budget_of, clear_, keep_zero_, owned_of, put_on_, set_budget, strongest, trained_by, whole_weights

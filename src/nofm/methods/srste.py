@@ -25,7 +25,7 @@ from .. import ste
 from ..errors import OptimizerError
 from ..kernels import ops
 from ..kernels.steps import Term
-from ..layers import Site
+from ..site import Site
 from . import flips
 from .base import Memory, Method, OwnedWeight, Step
 from .budget import check_whole

@@ -19,7 +19,7 @@ import torch
 
 from .. import shards, ste
 from ..errors import OptimizerError
-from ..layers import Site
+from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 
 __all__ = ["STR"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .. import shards, ste
-from ..layers import Site
+from ..site import Site
 from .base import Memory, Method, Step
 from .budget import check_share
 from .pruning import Pool, budget_of, check_pool, owned_of, set_budget, strongest, whole_weights

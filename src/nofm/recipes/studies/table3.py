@@ -1,7 +1,7 @@
 """Table 3: N:M by SR-STE against unstructured sparsifiers at 80 % and 95 %, and those of the paper's related work.
 
 What it costs: lottery tickets train almost five times as long as the other rows, and the two of them take more than a quarter of all
-epochs; `--without "lottery*"` leaves them out. Deep rewiring draws connections in every step, which the host must run itself.
+epochs; `--without "lottery*"` leaves them out.
 
 DNW has no rows: in a network of layers it is STE without groups, number for number (see `methods.dnw`).
 

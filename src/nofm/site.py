@@ -1,0 +1,119 @@
+"""Where the sparse weights of a model are, and what methods, analyses and the engine do to them.
+
+A `Site` is a view, made anew each time it is asked for: what it shows lives in the layer (`layers`), and a copy of the model has it too.
+A weight that several modules share is one site, and what is done to it is done in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from . import shards, ste
+from .errors import LayerError
+from .kernels import ops
+from .layers import SparseModule, forget_mask_, store_mask_, stored_mask
+from .masks import Grouping
+
+__all__ = ["Site", "kept_weights", "layer_name", "parameter_name", "sites"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One sparse weight of a model: where it is and what is done to it. Made anew by `sites`, never stored in the model."""
+
+    name: str  # of the layer, as in a rule
+    key: str  # of the parameter, as in the state dict
+    module: SparseModule
+    param: str
+    users: tuple[tuple[SparseModule, str], ...]  # all modules that hold this weight, `module` first: several where it is tied
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The stored, dense weight, as it is now."""
+        weight = self.module._parameters[self.param]
+        assert weight is not None
+        return weight
+
+    @property
+    def grouping(self) -> Grouping:
+        return self.module._nofm[self.param].grouping
+
+    @property
+    def lens(self) -> ste.Lens:
+        return self.module._nofm[self.param].lens
+
+    def look_through(self, lens: ste.Lens) -> None:
+        """From now on the layer computes with what `lens` makes of the weight."""
+        for module, param in self.users:
+            module._nofm[param] = replace(module._nofm[param], lens=lens)
+
+    @property
+    def stored_mask(self) -> Tensor | None:
+        """The frozen mask of the whole weight, where a method has set one."""
+        return stored_mask(self.module, self.param)
+
+    def freeze(self, mask: Tensor, lens: ste.Lens = ste.frozen) -> None:
+        """Store `mask`, of the whole weight, and look through it from now on."""
+        stored = self.stored_mask
+        if stored is None or stored.device != mask.device:
+            mask = mask.clone()  # or the next one would be written into the caller's
+        for module, param in self.users:
+            store_mask_(module, param, mask)
+        self.look_through(lens)
+
+    def thaw(self, lens: ste.Lens) -> None:
+        """Forget the stored mask and look through `lens` from now on."""
+        for module, param in self.users:
+            forget_mask_(module, param)
+        self.look_through(lens)
+
+    def kept(self) -> int:
+        """How many weights are kept: as the pattern says, or fewer where a stored mask has fewer."""
+        return kept_weights(self.module, self.param)
+
+    def mask(self) -> Tensor:
+        """The mask of this process's part of the weight as it is now: of the stored mask, or else the N largest of every M."""
+        if self.stored_mask is not None:
+            return shards.part_of(self.stored_mask, self.weight)
+        return ops.mask(shards.local(self.weight), self.grouping)
+
+    def seen(self) -> Tensor:
+        """What the layer computes with, as this process's part of it."""
+        stored = None if self.stored_mask is None else self.mask()
+        return self.lens(shards.local(self.weight.detach()), self.grouping, stored)
+
+
+def sites(model: nn.Module) -> Iterator[Site]:
+    """Every sparse weight of `model`, a tied one once, in the order of its modules."""
+    found: dict[int, list[tuple[str, SparseModule, str]]] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, SparseModule):
+            for param in module._nofm:
+                if (weight := module._parameters.get(param)) is None:
+                    raise LayerError(
+                        f"{layer_name(prefix, param)}: its {param} is no parameter any more, since somebody has parametrized, "
+                        "normalised or pruned it after sparsify_; undo that first"
+                    )
+                found.setdefault(id(weight), []).append((prefix, module, param))
+    for (prefix, module, param), *others in found.values():
+        users = ((module, param), *((other, its_param) for _, other, its_param in others))
+        yield Site(layer_name(prefix, param), parameter_name(prefix, param), module, param, users)
+
+
+def kept_weights(module: SparseModule, param: str) -> int:
+    """How many weights of `param` are kept: as the pattern says, or as many as a stored mask has."""
+    stored, weight = stored_mask(module, param), getattr(module, param)
+    return module._nofm[param].grouping.kept(weight.shape) if stored is None or stored.is_meta else int(stored.sum())
+
+
+def layer_name(prefix: str, param: str) -> str:
+    """The name of a layer: its module's for a plain `weight`, the parameter's where a module has several."""
+    return prefix if param == "weight" and prefix else parameter_name(prefix, param)
+
+
+def parameter_name(prefix: str, param: str) -> str:
+    """The name of a parameter in the state dict."""
+    return f"{prefix}.{param}" if prefix else param
