@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.config import ConfigError, RunConfig
+from ..engine.counting import other_unit
 from ..recipes import RECIPES, describe, find
 from .folders import started_with
 
@@ -59,12 +60,20 @@ def resume(args: list[str]) -> int:
         if arg.partition("=")[0] in ("--out", "--seeds"):
             raise ConfigError(f"{arg.partition('=')[0]}: has no effect on nofm resume, which goes on with one run, in its folder")
     recipe, config = started_with(folder)
+    _check_unit(config, rest)
     return _train(
         recipe,
         dataclasses.replace(config, out=str(folder)),
         [*(arg for arg in rest if arg != "--resume"), "--resume"],
         ["nofm", "resume", *args],
     )
+
+
+def _check_unit(config: RunConfig, rest: list[str]) -> None:
+    """Raise where a run that counts in one unit is to go on in the other: what is behind it would have had other lengths."""
+    unit = "steps" if config.engine.epochs is None else "epochs"
+    if (other := f"--engine.{other_unit(unit)}") in {arg.partition("=")[0] for arg in rest}:
+        raise ConfigError(f"{other}: this run counts in {unit} and has {getattr(config.engine, unit):g}; give --engine.{unit}")
 
 
 def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str]) -> int:

@@ -20,6 +20,7 @@ from ..sparsify import sparsify_
 from ..tasks.base import Task
 from ..tasks.translation import inverse_sqrt
 from .config import ConfigError, RunConfig
+from .counting import METHOD_LENGTHS
 from .mixed import Patterns, allocated
 from .problems import problem_of
 from .world import World
@@ -64,9 +65,6 @@ def sparsified_(model: nn.Module, config: RunConfig, patterns: Patterns | None =
         raise ConfigError(f"{key} = {value}: {error}") from None
 
 
-_METHOD_LENGTHS = ("probe", "prune_at", "every", "begin_at", "end_at", "rewind_to")
-
-
 def make_method(config: RunConfig, lengths: Lengths | None = None) -> Method:
     """The method by its name in `nofm.METHODS`, with the options that were given; lengths in steps, now that these are known (before
     that, as if an epoch had a thousand)."""
@@ -75,7 +73,7 @@ def make_method(config: RunConfig, lengths: Lengths | None = None) -> Method:
     if any(field.name == "seed" for field in dataclasses.fields(method)):
         given.setdefault("seed", config.seed)
     unit = 1 if config.engine.epochs is None else 1000
-    for name in _METHOD_LENGTHS:
+    for name in METHOD_LENGTHS:
         if name in given:
             given[name] = int(given[name] * unit) if lengths is None else lengths.steps(given[name])
     try:
