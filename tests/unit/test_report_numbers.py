@@ -173,6 +173,31 @@ def test_labels_have_what_it_takes_to_tell_groups_apart(tmp_path):
     assert len({group.label for group in group_runs(odd)}) == len(group_runs(odd))
 
 
+def trained(kind: str, pattern: str = "1:16", lr: float = 0.1, warmup: float = 3.0, **engine: float | None) -> dict:
+    sparsity = {"pattern": pattern, "method": {"kind": kind}}
+    return {"sparsity": sparsity, "optim": {"lr": lr}, "schedule": {"warmup": warmup}, "engine": engine}
+
+
+NAMED = {
+    "the rate beside the method": ([trained("srste"), trained("ste", lr=0.05)], ["srste lr=0.1", "ste lr=0.05"]),
+    "the length beside the method": (
+        [trained("srste", warmup=1.0, steps=100), trained("ste", warmup=2.0, steps=200)],
+        ["srste steps=100", "ste steps=200"],  # and not the warm-up, which is not needed
+    ),
+    "each length in its unit": ([trained("ste", steps=100), trained("ste", epochs=2.0)], ["steps=100", "epochs=2"]),
+    "the pattern beside the method": ([trained("srste", "2:4"), trained("ste", "1:4")], ["srste 2:4", "ste 1:4"]),
+    "no pattern of a dense network": ([trained("srste", "2:4"), trained("dense", "1:4")], ["srste 2:4", "dense"]),
+    "what all share is not named": ([trained("srste", lr=0.2, steps=9), trained("dense", lr=0.2, steps=9)], ["srste", "dense"]),
+    "numbers as they are written": ([trained("ste", warmup=3.0), trained("ste", warmup=0.25)], ["warmup=3", "warmup=0.25"]),
+}
+
+
+@pytest.mark.parametrize(("configs", "labels"), NAMED.values(), ids=NAMED)
+def test_labels_name_what_a_reader_would_take_for_equal(configs, labels, tmp_path):
+    runs = [load(write_run(tmp_path / str(i), config=config)) for i, config in enumerate(configs)]
+    assert [group.label for group in group_runs(runs)] == labels
+
+
 def test_flatten():
     assert flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": {}}) == {"a.b.c": 1, "a.d": [1, 2], "e": {}}
 

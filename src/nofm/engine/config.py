@@ -265,7 +265,7 @@ class ScheduleConfig:
     milestones: tuple[Length, ...] = ()
     """step: when to multiply by `gamma`."""
     restarts: tuple[Length, ...] = ()
-    """cosine: when to begin again from the top, for methods that train more than once (asp, lottery)."""
+    """cosine, onecycle: when to begin again from the top, for methods that train more than once (asp, lottery)."""
     gamma: float | None = None
     """step: 0.1 where nothing is said."""
     shape: Literal["cosine", "linear"] | None = None

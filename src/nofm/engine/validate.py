@@ -273,8 +273,8 @@ def _schedule(c: RunConfig) -> Complaints:
     for name in dict.fromkeys(option for options in SCHEDULE_OPTIONS.values() for option in options):
         if getattr(s, name) not in ((), None, 0.0) and name not in SCHEDULE_OPTIONS[s.kind]:
             yield f"schedule.{name}", _without_effect(s.kind, name, SCHEDULE_OPTIONS)
-    if s.kind != "cosine" and s.restarts:
-        yield "schedule.restarts", f"have no effect on {s.kind}; they belong to cosine"
+    if s.kind not in ("cosine", "onecycle") and s.restarts:
+        yield "schedule.restarts", f"have no effect on {s.kind}; they belong to cosine and onecycle"
     if list(s.restarts) != sorted(set(s.restarts)):
         yield "schedule.restarts", "must grow from one to the next"
     for restart in s.restarts:
