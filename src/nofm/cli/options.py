@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
 import types
 import typing
@@ -18,6 +17,7 @@ from ..engine.counting import recount
 from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
+from .words import say
 
 __all__ = ["Options", "pairs_of", "parse", "positive"]
 
@@ -57,9 +57,8 @@ def parse(recipe: str, base: RunConfig, args: list[str]) -> tuple[RunConfig, Opt
     changed = {f.name: getattr(options, f.name) for f in dataclasses.fields(RunConfig)}
     values = to_dict(RunConfig(**changed))
     _forget_what_belonged_to_another_kind(values, to_dict(base), origins)
-    said = recount(values, to_dict(base), origins)
-    if said and os.environ.get("RANK", "0") == "0":
-        print(said, flush=True)
+    if said := recount(values, to_dict(base), origins):
+        say(said)
     return from_dict(values, origins), options, origins
 
 

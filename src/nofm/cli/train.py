@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ..engine.config import ConfigError, RunConfig
 from ..engine.counting import other_unit
 from ..recipes import RECIPES, describe, find
-from .folders import started_with
+from ..report.study import finished
+from .folders import begun
+from .words import say
 
 if TYPE_CHECKING:
     from .options import Options
@@ -33,6 +35,8 @@ _RESUME_HELP = """usage: nofm resume DIR [--allow_change --group.key VALUE ...]
 Goes on with the run in DIR from its newest checkpoint, with the options that it was started with, which DIR/run.json holds. To the
 bit, it then ends as if it had not been interrupted. With --allow_change, options that follow change what they name: a longer run,
 another folder of the data, another number of processes.
+
+Where DIR holds the runs of nofm train --seeds, those that are not finished are gone on with, one after another.
 """
 
 
@@ -59,14 +63,17 @@ def resume(args: list[str]) -> int:
     for arg in rest:
         if arg.partition("=")[0] in ("--out", "--seeds"):
             raise ConfigError(f"{arg.partition('=')[0]}: has no effect on nofm resume, which goes on with one run, in its folder")
-    recipe, config = started_with(folder)
-    _check_unit(config, rest)
-    return _train(
-        recipe,
-        dataclasses.replace(config, out=str(folder)),
-        [*(arg for arg in rest if arg != "--resume"), "--resume"],
-        ["nofm", "resume", *args],
-    )
+    rest = [arg for arg in rest if arg != "--resume"]
+    runs = begun(folder)
+    for run in runs:
+        _check_unit(run.config, rest)
+    for run in runs:
+        if len(runs) > 1 and not rest and finished(run.folder):
+            say(f"{run.folder}: is finished")
+            continue
+        typed = ["nofm", "resume", *args] if rest or (run.folder / "run.json").exists() else run.command
+        _train(run.recipe, dataclasses.replace(run.config, out=str(run.folder)), [*rest, "--resume"], typed, home=folder)
+    return 0
 
 
 def _check_unit(config: RunConfig, rest: list[str]) -> None:
@@ -76,7 +83,8 @@ def _check_unit(config: RunConfig, rest: list[str]) -> None:
         raise ConfigError(f"{other}: this run counts in {unit} and has {getattr(config.engine, unit):g}; give --engine.{unit}")
 
 
-def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str]) -> int:
+def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str], home: Path | None = None) -> int:
+    """Train, with all that was asked for; `home` is what to give to nofm resume to go on with it."""
     from ..engine.signals import listening
     from ..engine.validate import check
     from .options import parse
@@ -91,11 +99,11 @@ def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str]) -> i
         out = Path(config.out or f"runs/{recipe.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
         for seed in range(config.seed, config.seed + options.seeds):
             folder = out if options.seeds == 1 else out / f"seed-{seed}"
-            _one(dataclasses.replace(config, seed=seed), folder, recipe, typed, options, stop)
+            _one(dataclasses.replace(config, seed=seed), folder, recipe, typed, options, stop, home or out)
     return 0
 
 
-def _one(config: RunConfig, folder: Path, recipe: str, typed: list[str], options: Options, stop: Any) -> None:
+def _one(config: RunConfig, folder: Path, recipe: str, typed: list[str], options: Options, stop: Any, home: Path) -> None:
     from ..engine.signals import Stopped
     from ..engine.train import train
     from .progress import make_progress
@@ -112,6 +120,5 @@ def _one(config: RunConfig, folder: Path, recipe: str, typed: list[str], options
             stop=stop,
         )
     except Stopped as stopped:
-        if options.seeds == 1:
-            stopped.go_on = f"nofm resume {shlex.quote(str(folder))}"
+        stopped.go_on = f"nofm resume {shlex.quote(str(home))}"
         raise
