@@ -333,6 +333,8 @@ def test_tables_by_hand():
     cells = f"| a is better | +11.50 points | {11.5 - half:+.2f} to {11.5 + half:+.2f} | open |"
     assert claims_markdown(FACTS, ROWS).splitlines()[2:] == [cells, "", words]
     level = {**FACTS, "claims": [{**FACTS["claims"][0], "level": True}]}
+    alone = {label: runs[:1] for label, runs in ROWS.items()}
+    assert claims_markdown(FACTS, alone) == "No claim can be judged yet: that takes two seeds or more of each of its rows (--seeds)."
     assert claims_markdown(level, ROWS).splitlines()[-1] == f"{words} Level: all of it within ± 1."
     assert table_markdown(FACTS, ROWS, lambda label: label == "b", brief=True).splitlines()[2:] == [
         "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |"

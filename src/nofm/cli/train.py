@@ -14,6 +14,7 @@ from ..engine.counting import other_unit
 from ..recipes import RECIPES, describe, find
 from ..report.study import finished
 from .folders import begun
+from .pages import fitted
 from .words import say
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "resume"]
 
-_HELP = """usage: nofm train RECIPE [--group.key VALUE ...] [--config FILE] [--out DIR] [--resume] [--seed N] [--seeds COUNT] [--device D]
+_HELP = """usage: nofm train RECIPE [--group.key VALUE ...] [--config FILE] [--out DIR] [--seed N] [--seeds COUNT] [--device D] [--resume]
 
 Trains a network. A recipe sets everything; a TOML file and options change what they name. Groups of options: task, model,
 data, sparsity, optim, schedule, engine. nofm train RECIPE --help lists all of them with the recipe's values.
@@ -43,7 +44,7 @@ Where DIR holds the runs of nofm train --seeds, those that are not finished are 
 def command(args: list[str]) -> int:
     """Run `nofm train`; returns its exit code."""
     if not args or args[0] in ("-h", "--help"):
-        print(_HELP.format(recipes="\n".join(f"  {name:24} {describe(name)}" for name in RECIPES)))
+        print(fitted(_HELP.format(recipes="\n".join(f"  {name:22}  {describe(name)}" for name in RECIPES))))
         return 0 if args else 2
     recipe, rest = args[0], args[1:]
     if recipe.startswith("-"):
@@ -55,7 +56,7 @@ def command(args: list[str]) -> int:
 def resume(args: list[str]) -> int:
     """Run `nofm resume`; returns its exit code."""
     if not args or {"-h", "--help"} & set(args):
-        print(_RESUME_HELP)
+        print(fitted(_RESUME_HELP))
         return 0 if args else 2
     folder, rest = Path(args[0]), args[1:]
     if args[0].startswith("-"):
