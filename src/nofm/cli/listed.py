@@ -44,8 +44,7 @@ def _shown(kind: Any, value: Any, text: str) -> Any:
     """How tyro is to show an option."""
     from tyro.conf import arg
 
-    metavar = {} if kind is bool else {"metavar": _metavar(kind)}
-    return arg(help=text, **metavar, **({"help_behavior_hint": ""} if value in (None, ()) else {}))
+    return arg(help=text, metavar=None if kind is bool else _metavar(kind), help_behavior_hint="" if value in (None, ()) else None)
 
 
 def _metavar(kind: Any) -> str:
