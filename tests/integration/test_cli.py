@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nofm.cli.folders import begun
 from nofm.cli.main import COMMANDS, main
 from nofm.recipes import RECIPES
 
@@ -399,6 +400,26 @@ def test_resume_goes_on_with_all_seeds(tmp_path, capsys):
     assert capsys.readouterr().out == "".join(f"{out}/seed-{seed}: is finished\n" for seed in (9, 10, 11))
     assert main(["resume", str(out), "--allow_change", "--engine.steps", "14"]) == 0, "what is finished can be made longer"
     assert re.findall(r"seed-(\d+), resumed from step 12", capsys.readouterr().out) == ["9", "10", "11"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "all_of_them"),
+    [
+        ("--seeds 3", [0, 1], [0, 1, 2]),
+        ("--seeds=3", [0], [0, 1, 2]),
+        ("--seed 9 --seeds 3", [10], [9, 10, 11]),
+        ("--seeds 2", [0, 1, 5], [0, 1, 5]),
+        ("--optim.nesterov", [3, 12], [3, 12]),
+    ],
+)
+def test_resume_knows_which_seeds_were_asked_for(asked, there, all_of_them, run, tmp_path):
+    info = json.loads((run / "run.json").read_text())
+    for seed in there:
+        (tmp_path / f"seed-{seed}").mkdir()
+        config = {**info["config"], "seed": seed}
+        facts = {**info, "config": config, "command": ["nofm", "train", "digits", *asked.split()]}
+        (tmp_path / f"seed-{seed}" / "run.json").write_text(json.dumps(facts))
+    assert [(one.folder.name, one.config.seed) for one in begun(tmp_path)] == [(f"seed-{seed}", seed) for seed in all_of_them]
 
 
 def test_resume_says_how_a_study_goes_on(run, tmp_path, capsys):

@@ -66,13 +66,19 @@ def begun(folder: Path) -> list[Begun]:
     runs.sort(key=lambda run: (run.folder.parent, run.config.seed))
     if any(run.folder != folder / f"seed-{run.config.seed}" for run in runs):
         return runs
-    first, count = runs[0], taken(runs[0].command, "--seeds", "1")[0]
     known = {run.config.seed: run for run in runs}
-    for seed in range(first.config.seed, first.config.seed + int(count) if count.isdecimal() else 0):
-        if seed not in known:
-            config = dataclasses.replace(first.config, seed=seed)
-            known[seed] = dataclasses.replace(first, folder=folder / f"seed-{seed}", config=config)
+    for model in runs:
+        for seed in _seeds(model, runs[0].config.seed):
+            config = dataclasses.replace(model.config, seed=seed)
+            known.setdefault(seed, dataclasses.replace(model, folder=folder / f"seed-{seed}", config=config))
     return [known[seed] for seed in sorted(known)]
+
+
+def _seeds(run: Begun, lowest: int) -> range:
+    """Those that its command has asked for, from the `lowest` on where it does not say."""
+    first, _ = taken(run.command, "--seed", str(lowest))
+    count, _ = taken(run.command, "--seeds", "1")
+    return range(int(first), int(first) + int(count)) if first.isdecimal() and count.isdecimal() else range(0)
 
 
 def _first_command(info: dict[str, Any]) -> list[str]:
