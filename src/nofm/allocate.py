@@ -3,14 +3,15 @@
 The paper trains all layers with one pattern and leaves this as future work. `allocate_patterns` chooses among candidates for each layer
 so that the share of weights kept, or of multiply-adds, stays within the budget:
 
+    erk           densities in proportion to (out + in + kernel) / (out * in * kernel): small layers denser    Evci et al. 2020
     magnitude     least sum of w^2 over all weights that are pruned
     sensitivity   least loss: what a function of the model says when one layer alone is pruned, or sum of (g * w)^2 over pruned weights
     uniform       one pattern for all layers, the densest that fits
-    erk           densities in proportion to (out + in + kernel) / (out * in * kernel): small layers denser    Evci et al. 2020
 
-The first two are a choice of one option for each layer, with a cost and a loss each (a multiple-choice knapsack). It is solved as its
-relaxation is: go along the lower convex hulls of all layers, always where a unit of cost saves most loss, as far as the budget reaches;
-then spend what is left over on whatever still fits. The loss is at most one such step above the best; costs are exact fractions.
+Where nothing is said it is erk, which needs neither trained weights nor data. Magnitude and sensitivity are a choice of one option for
+each layer, with a cost and a loss each (a multiple-choice knapsack). It is solved as its relaxation is: go along the lower convex hulls
+of all layers, always where a unit of cost saves most loss, as far as the budget reaches; then spend what is left over on whatever still
+fits. The loss is at most one such step above the best; costs are exact fractions.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ from .patterns import Pattern, PatternLike
 from .site import parameter_name
 from .sparsify import unwrap
 
-__all__ = ["Strategy", "allocate_patterns"]
+__all__ = ["CANDIDATES", "STRATEGY", "Strategy", "allocate_patterns"]
 
 Strategy: TypeAlias = Literal["magnitude", "sensitivity", "uniform", "erk"]
+# Where nothing is said, here and in a run's configuration. Very sparse ones are among them, so that some layers can give what others take.
+CANDIDATES: tuple[str, ...] = ("1:64", "1:32", "1:16", "1:8", "1:4", "2:4", "dense")
+STRATEGY: Strategy = "erk"
 _DENSE = Fraction(1)
 
 
@@ -69,9 +73,9 @@ class _Layer:
 def allocate_patterns(
     model: nn.Module,
     budget: float,
-    patterns: PatternLike | Iterable[PatternLike | None] = ("1:16", "1:8", "1:4", "2:4", "dense"),
+    patterns: PatternLike | Iterable[PatternLike | None] = CANDIDATES,
     *,
-    by: Strategy = "magnitude",
+    by: Strategy = STRATEGY,
     of: Literal["weights", "macs"] = "weights",
     input_shape: InputLike | Sequence[InputLike] | None = None,
     gradients: Mapping[str, Tensor] | None = None,
@@ -85,13 +89,13 @@ def allocate_patterns(
     budget       share that is kept, above 0 and up to 1, of all layers that can be sparse: those that `preset` and `skip` do not keep
                  dense and that some pattern divides. Never exceeded.
     patterns     what to choose from; "dense" (or None) among them where layers may stay dense.
-    by           "magnitude", "sensitivity", "uniform" or "erk", see above.
+    by           "erk", "magnitude", "sensitivity" or "uniform", see above.
     of           what the budget counts: "weights" or "macs", multiply-adds of a forward with `input_shape` (as for `cost`).
     gradients    for "sensitivity": by parameter name, of the dense model.
     loss         for "sensitivity", instead: a function that measures the model, smaller is better. It is called once for the dense
                  model and once for each layer and pattern. The model is changed while it runs, and put back.
 
-        rules = nofm.allocate_patterns(model, 0.25, by="erk")
+        rules = nofm.allocate_patterns(model, 0.25)
         nofm.sparsify_(model, rules)
     """
     model = unwrap(model)

@@ -160,7 +160,7 @@ TABLE = {
     "milestone after the end": bad("--schedule.kind step --schedule.milestones 900", "--schedule.milestones", "900 is not inside the run"),
     "final above the start": bad("--schedule.kind cosine --schedule.final 1", "--schedule.final 1", "not be above optim.lr = 0.1"),
     # engine
-    "epochs and steps": bad("--engine.epochs 3", "--engine.epochs 3", "both are set"),
+    "epochs and steps": bad("--engine.epochs 50 --engine.steps 100", "--engine.epochs 50", "both are set, and engine.steps is 100"),
     "neither epochs nor steps": bad("--engine.steps None", "engine.epochs", "neither is set"),
     "no steps": bad("--engine.steps 0", "--engine.steps 0", "steps >= 1"),
     "half a step": bad("--engine.steps 1.5", "--engine.steps 1.5", "a whole number"),

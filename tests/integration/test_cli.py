@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nofm.cli.folders import begun
 from nofm.cli.main import COMMANDS, main
 from nofm.recipes import RECIPES
 
@@ -375,18 +376,71 @@ def test_resume_with_all_options_again_still_goes(run, stopped):
     assert_same_end(stopped, run)
 
 
-def test_what_resume_refuses(run, tmp_path, capsys):
-    import shutil
+def test_resume_goes_on_with_all_seeds(tmp_path, capsys):
+    """Of three, the first is finished, the second was stopped and the third never begun: all end as if nothing had happened."""
+    from test_told import stopped_at
 
+    from nofm.cli.options import parse
+    from nofm.recipes import find
+
+    whole, out = tmp_path / "whole", tmp_path / "all"
+    command = [*SHORT, "--seed", "9", "--seeds", "3", "--out"]
+    assert main([*command, str(whole)]) == 0
+    shutil.copytree(whole / "seed-9", out / "seed-9")
+    stopped_at(parse("digits", find("digits"), [*SHORT[2:], "--seed", "10"])[0], out / "seed-10", 8)
+    capsys.readouterr()
+    assert main(["resume", str(out)]) == 0
+    said = capsys.readouterr().out
+    places = [said.index(f"{out}/seed-{words}") for words in ("9: is finished\n", "10, resumed from step 8", "11: digits")]
+    assert places == sorted(places)
+    for seed in (10, 11):
+        assert_same_end(out / f"seed-{seed}", whole / f"seed-{seed}")
+    assert json.loads((out / "seed-11" / "run.json").read_text())["command"] == ["nofm", *command, str(whole)], "what has asked for it"
+    assert main(["resume", str(out)]) == 0
+    assert capsys.readouterr().out == "".join(f"{out}/seed-{seed}: is finished\n" for seed in (9, 10, 11))
+    assert main(["resume", str(out), "--allow_change", "--engine.steps", "14"]) == 0, "what is finished can be made longer"
+    assert re.findall(r"seed-(\d+), resumed from step 12", capsys.readouterr().out) == ["9", "10", "11"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "all_of_them"),
+    [
+        ("--seeds 3", [0, 1], [0, 1, 2]),
+        ("--seeds=3", [0], [0, 1, 2]),
+        ("--seed 9 --seeds 3", [10], [9, 10, 11]),
+        ("--seeds 2", [0, 1, 5], [0, 1, 5]),
+        ("--optim.nesterov", [3, 12], [3, 12]),
+    ],
+)
+def test_resume_knows_which_seeds_were_asked_for(asked, there, all_of_them, run, tmp_path):
+    info = json.loads((run / "run.json").read_text())
+    for seed in there:
+        (tmp_path / f"seed-{seed}").mkdir()
+        config = {**info["config"], "seed": seed}
+        facts = {**info, "config": config, "command": ["nofm", "train", "digits", *asked.split()]}
+        (tmp_path / f"seed-{seed}" / "run.json").write_text(json.dumps(facts))
+    assert [(one.folder.name, one.config.seed) for one in begun(tmp_path)] == [(f"seed-{seed}", seed) for seed in all_of_them]
+
+
+def test_resume_says_how_a_study_goes_on(run, tmp_path, capsys):
+    folder = tmp_path / "my study" / "runs" / "ste-1of16" / "seed-0"
+    shutil.copytree(run, folder)
+    info = json.loads((folder / "run.json").read_text())
+    info["command"] = ["nofm", "study", "fig3", "table1", "--on", "digits", "--out", "elsewhere"]
+    (folder / "run.json").write_text(json.dumps(info))
+    for given in (tmp_path / "my study", folder.parent):
+        assert main(["resume", str(given)]) == 2
+        assert f"holds runs of a study, which goes on by nofm study fig3 table1 --out '{tmp_path}/my study'; or" in capsys.readouterr().err
+    assert main(["resume", str(folder)]) == 0
+
+
+def test_what_resume_refuses(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "all" / "seed-0")
     (tmp_path / "all" / "seed-1").mkdir()
     (tmp_path / "all" / "seed-1" / "run.json").write_text('{"config": 3}')
     for args, said in (
         ([tmp_path / "nowhere"], "nowhere: no run folder"),
-        (
-            [tmp_path / "all"],
-            f"holds 2 runs; give one of them, such as {tmp_path}/all/seed-0, or the command that made them: nofm train digits",
-        ),
+        ([tmp_path / "all"], "all/seed-1/run.json: does not hold the configuration of a run"),
         ([tmp_path / "all" / "seed-1"], "run.json: does not hold the configuration of a run"),
         ([run, "--out", "elsewhere"], "--out: has no effect on nofm resume"),
         ([run, "--optim.lr=fast"], "--optim.lr fast: must be a number"),
@@ -404,8 +458,9 @@ def test_what_resume_refuses(run, tmp_path, capsys):
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
-    out = tmp_path / "my run"
-    args = ["train", "digits", "--engine.steps", "1000000", "--engine.log_every", "1", "--model.width", "16", "--out", str(out)]
+    """By the folder of all its seeds."""
+    out = tmp_path / "my runs"
+    args = ["train", "digits", "--engine.steps", "1000000", "--engine.log_every", "1", "--seeds", "2", "--out", str(out)]
     process = subprocess.Popen([sys.executable, "-m", "nofm", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert any(line.startswith("step 1 ") for line in process.stdout)
     process.send_signal(signal.SIGINT)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from short_runs import CONFIG, Launcher, clear_group, digests, events
+from small_runs import SMALL, changed
 from torch import nn
 
 from nofm.engine.checkpoint import CheckpointError, Store
@@ -27,6 +28,7 @@ from nofm.engine.config import ConfigError, EngineConfig, ModelConfig, RunConfig
 from nofm.engine.problems import classification
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import train
+from nofm.report.read import load
 from nofm.tasks import models
 
 
@@ -268,6 +270,29 @@ def test_a_longer_run_goes_on_where_changes_are_allowed(finished):
     train(longer, out, resume=True, allow_change=True)
     assert Store(out / "checkpoints").latest() == 20
     assert [e["step"] for e in events(out) if e["event"] == "end"] == [16, 20]
+
+
+def test_a_changed_run_remembers_all_its_commands(tmp_path):
+    """What did not train a step of it, a plain resume and a command that is given again are not among them."""
+    out = tmp_path / "run"
+
+    def told(words: str, steps: int, **options: bool) -> list[tuple[str, int]]:
+        train(changed(SMALL, engine={"steps": steps}), out, command=words.split(), **options)
+        return [(" ".join(words), begin) for words, begin in load(out).commands]
+
+    again = {"resume": True, "allow_change": True}
+    first, second = "nofm train small", "nofm resume run --allow_change --engine.steps"
+    assert told(first, 12) == [(first, 0)]
+    assert told("nofm resume run", 12, resume=True) == [(first, 0)]
+    assert told(f"{second} 18", 18, **again) == [(first, 0), (f"{second} 18", 12)]
+    assert told(f"{second} 18", 18, **again) == [(first, 0), (f"{second} 18", 12)]
+    assert told(f"{second} 24", 24, **again) == [(first, 0), (f"{second} 18", 12), (f"{second} 24", 18)]
+    for lost in ("step-00000024", "latest"):
+        path = out / "checkpoints" / lost
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert told(f"{second} 30", 30, **again) == [(first, 0), (f"{second} 18", 12), (f"{second} 30", 18)], "of the third nothing is left"
+    shutil.rmtree(out / "checkpoints")
+    assert told(f"{second} 12", 12, **again) == [(f"{second} 12", 0)], "it has begun anew"
 
 
 def test_a_folder_that_is_not_empty_is_refused(finished):

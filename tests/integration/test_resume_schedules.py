@@ -23,6 +23,7 @@ SCHEDULES = {
     "step after warm-up": ScheduleConfig(kind="step", warmup=2, milestones=(3, 6)),
     "one cycle": ScheduleConfig(kind="onecycle", warmup=3),
     "one cycle of lines": ScheduleConfig(kind="onecycle", warmup=3, shape="linear"),
+    "one cycle again": ScheduleConfig(kind="onecycle", warmup=2, restarts=(3, 6)),
     "inverse root": ScheduleConfig(kind="inverse_sqrt", warmup=3),
     "constant after warm-up": ScheduleConfig(kind="constant", warmup=6),
 }

@@ -257,9 +257,19 @@ def test_a_cosine_without_a_step_is_refused(schedule):
     """In epochs they are apart, in the four steps of this one they are not."""
     config = changed(SMALL, schedule={"kind": "cosine", **schedule}, engine={"epochs": 1.0, "steps": None})
     with pytest.raises(
-        ConfigError, match=r"schedule\.warmup = .*, schedule\.restarts = .*: in whole steps .* to 4, and a part of it has no"
+        ConfigError, match=r"schedule\.warmup = .*, schedule\.restarts = .*: in whole steps .* to 4, and a part of that has no"
     ):
         rates(config)
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_one_cycle_begins_again(shape, warmup):
+    """Up to the restart it is torch's cycle of that length, and from there on the same again without its rise."""
+    config = changed(SMALL, schedule={"kind": "onecycle", "shape": shape, "warmup": warmup}, engine={"steps": 20}, optim={"lr": 0.1})
+    whole, rise = rates(config, 20), warmup or 6  # three tenths where nothing is said
+    again = changed(config, schedule={"restarts": (20, 40 - rise)}, engine={"steps": 60 - 2 * rise})
+    assert rates(again, 60 - 2 * rise) == pytest.approx([*whole, *whole[rise:], *whole[rise:]], rel=1e-6)
 
 
 def test_a_cosine_begins_again():

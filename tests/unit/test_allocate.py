@@ -6,6 +6,7 @@ network, budget and set of patterns.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from fractions import Fraction
 
@@ -17,6 +18,9 @@ from torch import nn
 
 import nofm
 from nofm import Pattern, allocate_patterns
+from nofm.allocate import CANDIDATES, STRATEGY
+from nofm.engine.config import RunConfig, SparsityConfig
+from nofm.engine.mixed import allocated
 
 PATTERNS = ("1:16", "1:8", "1:4", "2:4", "dense")
 
@@ -75,7 +79,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize(("budget", "expected"), BY_HAND.values(), ids=BY_HAND)
 def test_magnitude_by_hand(budget, expected):
-    rules = allocate_patterns(by_hand(), budget, ["1:4", "2:4", "dense"], preset="all")
+    rules = allocate_patterns(by_hand(), budget, ["1:4", "2:4", "dense"], preset="all", by="magnitude")
     assert list(names(rules).values()) == expected
 
 
@@ -83,7 +87,7 @@ def test_it_is_squares_that_count():
     """1:4 drops 4 of the first layer and 2, 2 and 2 of the second: less in sum, more in squares. There is room for one of them."""
     model = by_hand()
     model[0].weight.data, model[1].weight.data = torch.tensor([[5.0, 4.0, 0.0, 0.0]]), torch.tensor([[3.0, 2.0, -2.0, 2.0]])
-    assert names(allocate_patterns(model, 0.625, ["1:4", "dense"], preset="all")) == {"0": "dense", "1": "1:4"}
+    assert names(allocate_patterns(model, 0.625, ["1:4", "dense"], preset="all", by="magnitude")) == {"0": "dense", "1": "1:4"}
 
 
 def test_sensitivity_by_gradients_by_hand():
@@ -151,7 +155,7 @@ def best(model: nn.Module, budget: float, patterns: tuple[str, ...]) -> float:
 @pytest.mark.parametrize("budget", [0.0625, 0.1, 0.2, 0.3, 0.5, 0.7, 0.95])
 def test_it_is_near_the_best_and_never_worse_than_uniform(budget, seed):
     model = network(seed=seed)
-    found = dropped(model, allocate_patterns(model, budget, PATTERNS, preset="all"))
+    found = dropped(model, allocate_patterns(model, budget, PATTERNS, preset="all", by="magnitude"))
     exact, uniform = best(model, budget, PATTERNS), dropped(model, allocate_patterns(model, budget, PATTERNS, preset="all", by="uniform"))
     largest_step = max(dropped(model, {str(i): Pattern("1:16")}) for i in range(len(model)))
     assert exact <= found * (1 + 1e-9) <= exact + largest_step
@@ -162,8 +166,9 @@ def test_it_is_the_best_where_budgets_are_those_of_the_hull():
     """At a corner of the relaxation there is nothing left over, so the greedy choice is exact."""
     model = network()
     for budget in (0.0625, 1.0):
-        assert dropped(model, allocate_patterns(model, budget, PATTERNS, preset="all")) == pytest.approx(best(model, budget, PATTERNS))
-    rules = allocate_patterns(by_hand(), 0.375, ["1:4", "2:4", "dense"], preset="all")
+        rules = allocate_patterns(model, budget, PATTERNS, preset="all", by="magnitude")
+        assert dropped(model, rules) == pytest.approx(best(model, budget, PATTERNS))
+    rules = allocate_patterns(by_hand(), 0.375, ["1:4", "2:4", "dense"], preset="all", by="magnitude")
     assert dropped(by_hand(), rules) == pytest.approx(best(by_hand(), 0.375, ("1:4", "2:4", "dense")))
 
 
@@ -235,9 +240,9 @@ def test_ties_go_to_the_layer_that_comes_first():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     for layer in model:
         layer.weight.data = torch.ones(4, 4)
-    rules = names(allocate_patterns(model, 1 / 3, ["1:4", "2:4"], preset="all"))
+    rules = names(allocate_patterns(model, 1 / 3, ["1:4", "2:4"], preset="all", by="magnitude"))
     assert rules == {"0": "2:4", "1": "1:4", "2": "1:4"}
-    assert rules == names(allocate_patterns(model, 1 / 3, ["2:4", "1:4"], preset="all"))
+    assert rules == names(allocate_patterns(model, 1 / 3, ["2:4", "1:4"], preset="all", by="magnitude"))
 
 
 def test_erk_keeps_small_layers_denser():
@@ -254,7 +259,7 @@ def test_a_budget_of_multiply_adds():
     model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.Conv2d(16, 16, 3, stride=2, padding=1, bias=False))
     for layer in model:
         layer.weight.data = torch.rand(16, 16, 3, 3, generator=torch.Generator().manual_seed(1)) + 0.5
-    macs = allocate_patterns(model, 0.5, PATTERNS, of="macs", input_shape=(1, 16, 8, 8), preset="all")
+    macs = allocate_patterns(model, 0.5, PATTERNS, of="macs", input_shape=(1, 16, 8, 8), preset="all", by="magnitude")
     densities = [1.0 if pattern is None else pattern.density for pattern in macs.values()]
     assert densities[0] < densities[1]
     nofm.sparsify_(model, macs)
@@ -276,7 +281,7 @@ def test_presets_and_skip_are_those_of_sparsify():
 def test_tied_layers_get_one_pattern_and_count_once():
     model = network((16, 16, 16))
     model[1].weight = model[0].weight
-    rules = allocate_patterns(model, 0.25, ["1:4", "dense"], preset="all")
+    rules = allocate_patterns(model, 0.25, ["1:4", "dense"], preset="all", by="magnitude")
     assert names(rules) == {"0": "1:4", "1": "1:4"}
     nofm.sparsify_(model, rules)
 
@@ -297,7 +302,7 @@ REFUSED = {
     "an input without macs": ({"input_shape": (1, 16)}, "input_shape has no effect"),
     "sensitivity of nothing": ({"by": "sensitivity"}, "needs gradients or loss, one of them; got neither"),
     "sensitivity twice": ({"by": "sensitivity", "gradients": {}, "loss": float}, "got gradients and loss"),
-    "gradients without sensitivity": ({"gradients": {}}, 'gradients has no effect on by="magnitude"'),
+    "gradients without sensitivity": ({"gradients": {}}, 'gradients has no effect on by="erk"'),
     "a gradient is missing": ({"by": "sensitivity", "gradients": {}}, "gradients has no '0.weight'"),
     "a gradient of another shape": (
         {"by": "sensitivity", "gradients": {"0.weight": torch.ones(16)}},
@@ -315,6 +320,20 @@ def test_bad_requests_are_refused(given, message):
     request = {"budget": 0.5, "patterns": PATTERNS, "preset": "all", **given}
     with pytest.raises(nofm.LayerError, match=message):
         allocate_patterns(network(), **request)
+
+
+def test_a_run_with_a_budget_has_the_same_defaults():
+    """One strategy and one list of patterns, whether a budget is given to the function or to a run; and its help says which."""
+    config = RunConfig(sparsity=SparsityConfig(pattern=None, budget=0.07, preset="all"))
+    model = nn.Sequential(nn.Linear(1024, 512), nn.Linear(512, 64), nn.Linear(64, 64))
+    rules = names(allocate_patterns(model, 0.07, preset="all"))
+    assert rules == names(allocated(model, config))
+    assert rules == names(allocate_patterns(model, 0.07, ["1:64", "1:32", "1:16", "1:8", "1:4", "2:4", None], by="erk", preset="all"))
+    for other in ({"by": "magnitude"}, {"patterns": PATTERNS}):
+        assert rules != names(allocate_patterns(model, 0.07, preset="all", **other)), "else this test says nothing"
+    said = inspect.getsource(SparsityConfig)
+    assert f"; {STRATEGY} where nothing is said" in said
+    assert f"; {' '.join(CANDIDATES)} where nothing is said" in said
 
 
 def test_one_pattern_may_stand_alone():
@@ -335,4 +354,4 @@ def test_a_nan_is_named():
     model = network()
     model[1].weight.data[3, 4] = float("nan")
     with pytest.raises(nofm.NonFiniteWeightError, match=r"1\.weight"):
-        allocate_patterns(model, 0.5, preset="all")
+        allocate_patterns(model, 0.5, preset="all", by="magnitude")

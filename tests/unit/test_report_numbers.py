@@ -5,14 +5,16 @@ Run folders here are a few lines each, so that a reader can check them with a pe
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
 
 import pytest
 
-from nofm.report import curves, numbers
+from nofm.report import curves, numbers, write_report
 from nofm.report.compare import Band, Stat, band, differing, flatten, group_runs, stat, thin
+from nofm.report.details import conditions
 from nofm.report.notices import notices, short_names
 from nofm.report.read import Run, load
 from nofm.report.sections import focus
@@ -171,6 +173,47 @@ def test_labels_have_what_it_takes_to_tell_groups_apart(tmp_path):
     assert [group.label for group in group_runs(runs[:1])] == ["tiny"], "one group is called by its recipe"
     odd = [load(write_run(tmp_path / f"odd{i}", config=c)) for i, c in enumerate([{"x": None}, {"x": {}}, {}])]
     assert len({group.label for group in group_runs(odd)}) == len(group_runs(odd))
+
+
+def test_all_commands_of_a_changed_run_are_shown(tmp_path):
+    """Those of two runs that one command began, each once and in order."""
+    first, second = ["nofm", "train", "tiny", "--seeds", "2", "--out", "a b"], ["nofm", "resume", "a b/seed-0", "--allow_change"]
+    runs = [
+        write_run(tmp_path / "0", seed=0, command=second, earlier=[{"command": first, "until": 1200}]),
+        write_run(tmp_path / "1", seed=1, command=first),
+    ]
+    groups = group_runs(list(map(load, runs)))
+    shown = [" ".join(words) for words in conditions(groups, short_names(runs))["commands"]]
+    assert shown == ["nofm train tiny --seeds 2 --out 'a b'", "nofm resume 'a b/seed-0' --allow_change # from step 1,200 on"]
+    page = write_report(runs, tmp_path / "page.html")
+    rows = list(csv.DictReader(page.with_suffix(".csv").open()))
+    assert rows[0]["command"] == "nofm train tiny --seeds 2 --out a b; nofm resume a b/seed-0 --allow_change"
+    assert json.loads(page.with_suffix(".json").read_text())["runs"][0]["earlier"] == [{"command": first, "until": 1200}]
+
+
+def trained(kind: str, pattern: str = "1:16", lr: float = 0.1, warmup: float = 3.0, **engine: float | None) -> dict:
+    sparsity = {"pattern": pattern, "method": {"kind": kind}}
+    return {"sparsity": sparsity, "optim": {"lr": lr}, "schedule": {"warmup": warmup}, "engine": engine}
+
+
+NAMED = {
+    "the rate beside the method": ([trained("srste"), trained("ste", lr=0.05)], ["srste lr=0.1", "ste lr=0.05"]),
+    "the length beside the method": (
+        [trained("srste", warmup=1.0, steps=100), trained("ste", warmup=2.0, steps=200)],
+        ["srste steps=100", "ste steps=200"],  # and not the warm-up, which is not needed
+    ),
+    "each length in its unit": ([trained("ste", steps=100), trained("ste", epochs=2.0)], ["steps=100", "epochs=2"]),
+    "the pattern beside the method": ([trained("srste", "2:4"), trained("ste", "1:4")], ["srste 2:4", "ste 1:4"]),
+    "no pattern of a dense network": ([trained("srste", "2:4"), trained("dense", "1:4")], ["srste 2:4", "dense"]),
+    "what all share is not named": ([trained("srste", lr=0.2, steps=9), trained("dense", lr=0.2, steps=9)], ["srste", "dense"]),
+    "numbers as they are written": ([trained("ste", warmup=3.0), trained("ste", warmup=0.25)], ["warmup=3", "warmup=0.25"]),
+}
+
+
+@pytest.mark.parametrize(("configs", "labels"), NAMED.values(), ids=NAMED)
+def test_labels_name_what_a_reader_would_take_for_equal(configs, labels, tmp_path):
+    runs = [load(write_run(tmp_path / str(i), config=config)) for i, config in enumerate(configs)]
+    assert [group.label for group in group_runs(runs)] == labels
 
 
 def test_flatten():

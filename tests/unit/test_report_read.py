@@ -108,6 +108,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no-layers": (without("layers"), r'run\.json: "layers" is missing'),
     "seed-a-text": (edit(seed="0"), r"run\.json: \"seed\" is '0', int is expected"),
     "seed-true": (edit(seed=True), r'run\.json: "seed" is True, int is expected'),
+    "earlier-a-text": (edit(earlier=["nofm"]), r'run\.json: "earlier\[0\]\.command" is missing'),
+    "earlier-without-its-step": (edit(earlier=[{"command": [], "until": None}]), r'"earlier\[0\]\.until" is None, int is expected'),
     "layer-a-text": (edit(layers=["conv"]), r"run\.json: layers\[0\] is str, an object is expected"),
     "layer-without-shape": (edit(layers=[{"name": "a", "kind": "b"}]), r'run\.json: "layers\[0\]\.shape" is missing'),
     "layer-odd-shape": (edit(layers=[LAYERS[0] | {"shape": [4, "x"]}]), r"layers\[0\]\.shape is \[4, 'x'\], whole numbers"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from tyro.conf import Positional, arg
 from ..engine.config import ConfigError
 from ..engine.resolve import near
 from .folders import check_run, layers_of, runs_in
+from .pages import fitted
 
 if TYPE_CHECKING:
     from ..analysis import Verification
@@ -32,8 +34,8 @@ def recipes(glob: Positional[Annotated[str, arg(metavar="[GLOB]", help_behavior_
     found = listed(glob)
     if not found:
         raise ConfigError(f"{glob!r} matches no recipe; there are {', '.join(RECIPES)}{near(glob, RECIPES)}")
-    for name in found:
-        print(f"{name:{max(map(len, found))}}  {describe(name)}")
+    lines = "\n".join(f"  {name:{max(map(len, found))}}  {describe(name)}" for name in found)
+    print(fitted(lines) if sys.stdout.isatty() else lines)  # a line each for other programs
     return 0
 
 
@@ -83,8 +85,7 @@ def check(
 
     Args:
         file: The safetensors file, or a run folder for the weights that the run has ended with.
-        pattern: Check every weight against this N:M, instead of finding the pattern of each; of a run folder, every layer that the run
-            made sparse.
+        pattern: Check all weights against this N:M, not each for its own; of a run folder, the layers that the run made sparse.
         skip: Weights or layers that are meant to be dense, beside --pattern: "fc" "*.downsample.*".
     """
     if skip and pattern is None:
@@ -192,8 +193,7 @@ def cost(
     Args:
         model: torchvision/NAME, timm/NAME, or one of nofm's own (cnn, cifar/resnet20, ...).
         pattern: Of the sparse layers; where nothing is said, only the dense numbers.
-        preset: Which layers stay dense by custom: the first convolution and the classifier (default), the classifier (paper), those that
-            NVIDIA's ASP leaves out (asp), or none (all).
+        preset: What stays dense: first convolution and classifier (default), classifier (paper), as in NVIDIA's ASP (asp), none (all).
         input: Channels, height and width of an image.
     """
     from ..engine.problems.classification import MODEL_PREFIXES, OWN_MODELS, SMALL_MODELS

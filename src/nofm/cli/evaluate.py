@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.config import ConfigError
 from ..report.study import finished
 from .folders import check_run, runs_in, started_with
+from .pages import fitted
 from .words import taken
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ nofm report and nofm study --table then show. Give the same command again to go 
 
 Options of each task:
 {options}
+
 A classifier has the classes that it was trained on: one of digits or fashion can be measured on that, one of cifar10 also on a folder of
 its ten classes, one of a folder on any folder with the same classes.
 
-nofm evaluate runs/study --name flickr17 --data.test test_2017_flickr
-nofm evaluate runs/raft --name sintel --data.name sintel --data.root DIR
+  nofm evaluate runs/study --name flickr17 --data.test test_2017_flickr
+  nofm evaluate runs/raft --name sintel --data.name sintel --data.root DIR
 """
 
 
@@ -50,7 +52,7 @@ def command(args: list[str]) -> int:
         listed = "\n".join(
             f"  {kind:16} {' '.join(f'--{key}' for key in dict.fromkeys(problem.test_fields))}" for kind, problem in PROBLEMS.items()
         )
-        print(_HELP.format(options=listed))
+        print(fitted(_HELP.format(options=listed)))
         return 0 if args else 2
     count = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     runs = _finished([Path(arg) for arg in args[:count]])

@@ -1,7 +1,8 @@
-"""Run folders as the commands are given them: is it one, which ones are inside, what was it started with. Needs no torch."""
+"""Run folders as the commands are given them: is it one, which ones are inside, what were they started with. Needs no torch."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -9,8 +10,19 @@ from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..engine.resolve import from_dict, leaves, near_path
+from .words import taken
 
-__all__ = ["check_run", "layers_of", "runs_in", "started_with"]
+__all__ = ["Begun", "begun", "check_run", "layers_of", "runs_in", "started_with"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """A run to go on with, and the command that it began with."""
+
+    folder: Path
+    recipe: str
+    config: RunConfig
+    command: list[str]
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -37,15 +49,49 @@ def layers_of(run: Path) -> list[tuple[str, bool, str]]:
 
 def started_with(folder: Path) -> tuple[str, RunConfig]:
     """The recipe and the configuration that the run in `folder` was started with."""
-    inside = runs_in(folder)
-    if inside != [folder]:
-        typed = list(map(str, _run_json(inside[0])["command"]))
-        again = shlex.join([*typed, "--resume"] if typed[1:2] == ["train"] and "--resume" not in typed else typed)
-        count = f"{len(inside)} run{'s' * (len(inside) > 1)}"
-        raise ConfigError(f"{folder}: holds {count}; give one of them, such as {inside[0]}, or the command that made them: {again}")
     check_run(folder)
     info = _run_json(folder)
     return str(info.get("recipe", "")), from_dict(info["config"], {key: f"{folder / 'run.json'}: {key} =" for key in leaves()})
+
+
+def begun(folder: Path) -> list[Begun]:
+    """The run in `folder`, or all that it holds, and those of `--seeds` that the command did not come to. Not those of a study, which
+    goes on by its own command."""
+    runs = []
+    for run in runs_in(folder):
+        recipe, config = started_with(run)
+        runs.append(Begun(run, recipe, config, _first_command(_run_json(run))))
+        if runs[-1].command[1:2] == ["study"] and run != folder:
+            raise ConfigError(f"{folder}: holds runs of a study, which goes on by {_study(runs[-1])}; or give one run, such as {run}")
+    runs.sort(key=lambda run: (run.folder.parent, run.config.seed))
+    if any(run.folder != folder / f"seed-{run.config.seed}" for run in runs):
+        return runs
+    known = {run.config.seed: run for run in runs}
+    for model in runs:
+        for seed in _seeds(model, runs[0].config.seed):
+            config = dataclasses.replace(model.config, seed=seed)
+            known.setdefault(seed, dataclasses.replace(model, folder=folder / f"seed-{seed}", config=config))
+    return [known[seed] for seed in sorted(known)]
+
+
+def _seeds(run: Begun, lowest: int) -> range:
+    """Those that its command has asked for, from the `lowest` on where it does not say."""
+    first, _ = taken(run.command, "--seed", str(lowest))
+    count, _ = taken(run.command, "--seeds", "1")
+    return range(int(first), int(first) + int(count)) if first.isdecimal() and count.isdecimal() else range(0)
+
+
+def _first_command(info: dict[str, Any]) -> list[str]:
+    try:
+        return list(map(str, [*(row["command"] for row in info.get("earlier", [])), info["command"]][0]))
+    except (TypeError, KeyError):
+        return []  # a run can go on without it
+
+
+def _study(run: Begun) -> str:
+    """The command that goes on with the study of a run in OUT/runs/NAME/seed-N; its options are found there."""
+    names = run.command[2 : next((i for i, word in enumerate(run.command) if word.startswith("-")), len(run.command))]
+    return shlex.join(["nofm", "study", *names, "--out", str(run.folder.absolute().parents[2])])
 
 
 def _run_json(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 `nofm check` found weights that are not N:M; 2 the user ca
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,8 +43,11 @@ def _function(name: str) -> Callable[[list[str]], int]:
         import tyro
 
         from . import commands
+        from .pages import fitted
 
-        result: Any = tyro.cli(getattr(commands, name), args=args, prog=f"nofm {name}", use_underscores=True)
+        function = getattr(commands, name)
+        about = fitted((inspect.getdoc(function) or "").partition("\n\n")[0], indent=2)
+        result: Any = tyro.cli(function, args=args, prog=f"nofm {name}", description=about, use_underscores=True)
         return int(result)
 
     return run
@@ -68,7 +72,10 @@ usage: nofm COMMAND ...
 
 {commands}
 
-nofm COMMAND --help says more. A first run, on real data that comes along: nofm train digits
+nofm COMMAND --help says more.
+A first run, on real data that comes along:
+
+  nofm train digits
 """
 
 
@@ -76,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):
-        print(_HELP.format(commands="\n".join(f"  {name:10} {text}" for name, (_, text) in COMMANDS.items())))
+        from .pages import fitted
+
+        print(fitted(_HELP.format(commands="\n".join(f"  {name:10}  {text}" for name, (_, text) in COMMANDS.items()))))
         return 0 if args else 2
     if args[0] in ("-V", "--version"):
         from ..version import __version__

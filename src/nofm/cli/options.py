@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
+from ..engine.counting import recount
 from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
+from .pages import fitted
+from .words import say
 
 __all__ = ["Options", "pairs_of", "parse", "positive"]
 
@@ -55,6 +58,8 @@ def parse(recipe: str, base: RunConfig, args: list[str]) -> tuple[RunConfig, Opt
     changed = {f.name: getattr(options, f.name) for f in dataclasses.fields(RunConfig)}
     values = to_dict(RunConfig(**changed))
     _forget_what_belonged_to_another_kind(values, to_dict(base), origins)
+    if said := recount(values, to_dict(base), origins):
+        say(said)
     return from_dict(values, origins), options, origins
 
 
@@ -79,15 +84,17 @@ def _read(recipe: str, config: RunConfig, args: list[str]) -> Options:
     if {"-h", "--help"} & set(args):
         from .listed import as_listed, listed
 
-        default, about = as_listed(listed(Options, config.task.kind), default), _about(recipe, config)
+        default, about = as_listed(listed(default, config.task.kind), default), _about(recipe, config)
     return tyro.cli(type(default), args=args, default=default, prog=f"nofm train {recipe}", description=about, use_underscores=True)
 
 
 def _about(recipe: str, config: RunConfig) -> str:
-    examples = {find(name).task.kind: name for name in reversed(RECIPES)}
-    others = [f"  {kind:14} nofm train {name} --help" for kind, name in examples.items() if kind != config.task.kind]
-    more = f"Options of {config.task.kind} and of all tasks. What other tasks have besides is listed by:"
-    return f"{describe(recipe)}\n\n" + "\n".join([more, *others])
+    examples: dict[str, str] = {}
+    for name in RECIPES:
+        examples.setdefault(find(name).task.kind, name)
+    others = [f"  {kind:14}  nofm train {name} --help" for kind, name in examples.items() if kind != config.task.kind]
+    more = f"Options of {config.task.kind} and of all tasks; the value none unsets one. What other tasks have besides is listed by:"
+    return fitted("\n".join([describe(recipe), "", more, "", *others]), indent=2)
 
 
 def pairs_of(args: list[str]) -> list[tuple[str, list[str]]]:

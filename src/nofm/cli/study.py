@@ -21,6 +21,7 @@ from ..recipes.studies import STUDIES, check_names, find_studies
 from ..recipes.study import Study
 from .campaign import check_runs, limited, note, planned, train_rows
 from .earlier import completed
+from .pages import fitted
 from .words import taken
 
 __all__ = ["command"]
@@ -32,18 +33,22 @@ Trains every row of tables and figures and writes each table (mean, spread, numb
 claims. Rows that several studies share are trained once. To go on after an interruption, nofm study NAME... --out DIR is enough: what
 is finished is skipped, and options that are not given are those that the runs in DIR were started with.
 
-  --on RECIPE      what to train on; all options of nofm train RECIPE may follow (nofm train RECIPE --help lists them)
-  --seeds COUNT    runs of each row, with seeds from --seed on
-  --lanes COUNT    runs that share a GPU (default 4; on a CPU runs come one after another)
-  --processes COUNT
-                   processes that share the runs, each with its lanes (default 1): for steps that wait for the host, as detectors' do
-  --rows GLOB      train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"
-  --without GLOB   train all but the rows whose label matches, such as "lottery*", which take almost five times as long
-  --order ORDER    seed (default): all rows with the first seed, then with the second; row: all seeds of a row together
-  --limit MINUTES  when the time is up, stop with checkpoints and write the tables of what is finished
-  --table          train nothing; write the tables from the runs that are there: nofm study NAME... --out DIR --table
-  --into DIR       where tables go, in folders of their names (default: --out). Runs that a runs.csv there has a line of count as
-                   finished, and their lines stay
+  --on RECIPE        what to train on; all options of nofm train RECIPE may follow (nofm train RECIPE --help lists them)
+  --out DIR          where runs and tables go
+  --seeds COUNT      runs of each row (default 1; a spread needs two or more), with seeds from --seed on
+  --lanes COUNT      runs that share a GPU (default 4; on a CPU runs come one after another)
+  --processes COUNT  processes that share the runs, each with its lanes (default 1): for steps that wait for the host, as detectors' do
+  --rows GLOB        train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"
+  --without GLOB     train all but the rows whose label matches, such as "lottery*", which take almost five times as long
+  --order ORDER      seed (default): all rows with the first seed, then with the second; row: all seeds of a row together
+  --limit MINUTES    when the time is up, stop with checkpoints and write the tables of what is finished
+  --table            train nothing; write the tables from the runs that are there: nofm study NAME... --out DIR --table
+  --into DIR         where tables go, in folders of their names (default: --out). Runs that a runs.csv there has a line of count as
+                     finished, and their lines stay
+
+A first one, in a minute on two CPU cores:
+
+  nofm study table2 --on digits --out runs/table2 --seeds 3
 
 studies ("all" are those that the recipe's task has):
 {studies}
@@ -70,8 +75,8 @@ class _Wishes:
 def command(args: list[str]) -> int:
     """Run the command; returns its exit code."""
     if not args or "-h" in args or "--help" in args:
-        listed = "\n".join(f"  {name:13}{(make.__doc__ or '').strip()}" for name, make in STUDIES.items())
-        print(_HELP.format(studies=listed, recipes=", ".join(RECIPES)))
+        listed = "\n".join(f"  {name:14}{(make.__doc__ or '').strip()}" for name, make in STUDIES.items())
+        print(fitted(_HELP.format(studies=listed, recipes=", ".join(RECIPES))))
         return 0 if args else 2
     count = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     names = args[:count]

@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.config import ConfigError, RunConfig
+from ..engine.counting import other_unit
 from ..recipes import RECIPES, describe, find
-from .folders import started_with
+from ..report.study import finished
+from .folders import begun
+from .pages import fitted
+from .words import say
 
 if TYPE_CHECKING:
     from .options import Options
 
 __all__ = ["command", "resume"]
 
-_HELP = """usage: nofm train RECIPE [--group.key VALUE ...] [--config FILE] [--out DIR] [--resume] [--seed N] [--seeds COUNT] [--device D]
+_HELP = """usage: nofm train RECIPE [--group.key VALUE ...] [--config FILE] [--out DIR] [--seed N] [--seeds COUNT] [--device D] [--resume]
 
 Trains a network. A recipe sets everything; a TOML file and options change what they name. Groups of options: task, model,
 data, sparsity, optim, schedule, engine. nofm train RECIPE --help lists all of them with the recipe's values.
@@ -32,13 +36,15 @@ _RESUME_HELP = """usage: nofm resume DIR [--allow_change --group.key VALUE ...]
 Goes on with the run in DIR from its newest checkpoint, with the options that it was started with, which DIR/run.json holds. To the
 bit, it then ends as if it had not been interrupted. With --allow_change, options that follow change what they name: a longer run,
 another folder of the data, another number of processes.
+
+Where DIR holds the runs of nofm train --seeds, those that are not finished are gone on with, one after another.
 """
 
 
 def command(args: list[str]) -> int:
     """Run `nofm train`; returns its exit code."""
     if not args or args[0] in ("-h", "--help"):
-        print(_HELP.format(recipes="\n".join(f"  {name:24} {describe(name)}" for name in RECIPES)))
+        print(fitted(_HELP.format(recipes="\n".join(f"  {name:22}  {describe(name)}" for name in RECIPES))))
         return 0 if args else 2
     recipe, rest = args[0], args[1:]
     if recipe.startswith("-"):
@@ -50,7 +56,7 @@ def command(args: list[str]) -> int:
 def resume(args: list[str]) -> int:
     """Run `nofm resume`; returns its exit code."""
     if not args or {"-h", "--help"} & set(args):
-        print(_RESUME_HELP)
+        print(fitted(_RESUME_HELP))
         return 0 if args else 2
     folder, rest = Path(args[0]), args[1:]
     if args[0].startswith("-"):
@@ -58,16 +64,28 @@ def resume(args: list[str]) -> int:
     for arg in rest:
         if arg.partition("=")[0] in ("--out", "--seeds"):
             raise ConfigError(f"{arg.partition('=')[0]}: has no effect on nofm resume, which goes on with one run, in its folder")
-    recipe, config = started_with(folder)
-    return _train(
-        recipe,
-        dataclasses.replace(config, out=str(folder)),
-        [*(arg for arg in rest if arg != "--resume"), "--resume"],
-        ["nofm", "resume", *args],
-    )
+    rest = [arg for arg in rest if arg != "--resume"]
+    runs = begun(folder)
+    for run in runs:
+        _check_unit(run.config, rest)
+    for run in runs:
+        if len(runs) > 1 and not rest and finished(run.folder):
+            say(f"{run.folder}: is finished")
+            continue
+        typed = ["nofm", "resume", *args] if rest or (run.folder / "run.json").exists() else run.command
+        _train(run.recipe, dataclasses.replace(run.config, out=str(run.folder)), [*rest, "--resume"], typed, home=folder)
+    return 0
 
 
-def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str]) -> int:
+def _check_unit(config: RunConfig, rest: list[str]) -> None:
+    """Raise where a run that counts in one unit is to go on in the other: what is behind it would have had other lengths."""
+    unit = "steps" if config.engine.epochs is None else "epochs"
+    if (other := f"--engine.{other_unit(unit)}") in {arg.partition("=")[0] for arg in rest}:
+        raise ConfigError(f"{other}: this run counts in {unit} and has {getattr(config.engine, unit):g}; give --engine.{unit}")
+
+
+def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str], home: Path | None = None) -> int:
+    """Train, with all that was asked for; `home` is what to give to nofm resume to go on with it."""
     from ..engine.signals import listening
     from ..engine.validate import check
     from .options import parse
@@ -82,11 +100,11 @@ def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str]) -> i
         out = Path(config.out or f"runs/{recipe.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
         for seed in range(config.seed, config.seed + options.seeds):
             folder = out if options.seeds == 1 else out / f"seed-{seed}"
-            _one(dataclasses.replace(config, seed=seed), folder, recipe, typed, options, stop)
+            _one(dataclasses.replace(config, seed=seed), folder, recipe, typed, options, stop, home or out)
     return 0
 
 
-def _one(config: RunConfig, folder: Path, recipe: str, typed: list[str], options: Options, stop: Any) -> None:
+def _one(config: RunConfig, folder: Path, recipe: str, typed: list[str], options: Options, stop: Any, home: Path) -> None:
     from ..engine.signals import Stopped
     from ..engine.train import train
     from .progress import make_progress
@@ -103,6 +121,5 @@ def _one(config: RunConfig, folder: Path, recipe: str, typed: list[str], options
             stop=stop,
         )
     except Stopped as stopped:
-        if options.seeds == 1:
-            stopped.go_on = f"nofm resume {shlex.quote(str(folder))}"
+        stopped.go_on = f"nofm resume {shlex.quote(str(home))}"
         raise

@@ -1,10 +1,18 @@
-"""Options of a command's own, taken from among those of a recipe before these are read. Needs no torch."""
+"""Words that commands take and say: options of their own, from among those of a recipe before these are read. Needs no torch."""
 
 from __future__ import annotations
 
+import os
+
 from ..engine.config import ConfigError
 
-__all__ = ["taken"]
+__all__ = ["say", "taken"]
+
+
+def say(text: str) -> None:
+    """Print a line, at once; of several processes (torchrun) the first one does."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
 
 
 def taken(args: list[str], key: str, default: str | None = None, *, missing: str = "{key} is missing") -> tuple[str, list[str]]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import warnings
+from bisect import bisect_right
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -20,6 +23,7 @@ from ..sparsify import sparsify_
 from ..tasks.base import Task
 from ..tasks.translation import inverse_sqrt
 from .config import ConfigError, RunConfig
+from .counting import METHOD_LENGTHS
 from .mixed import Patterns, allocated
 from .problems import problem_of
 from .world import World
@@ -64,9 +68,6 @@ def sparsified_(model: nn.Module, config: RunConfig, patterns: Patterns | None =
         raise ConfigError(f"{key} = {value}: {error}") from None
 
 
-_METHOD_LENGTHS = ("probe", "prune_at", "every", "begin_at", "end_at", "rewind_to")
-
-
 def make_method(config: RunConfig, lengths: Lengths | None = None) -> Method:
     """The method by its name in `nofm.METHODS`, with the options that were given; lengths in steps, now that these are known (before
     that, as if an epoch had a thousand)."""
@@ -75,7 +76,7 @@ def make_method(config: RunConfig, lengths: Lengths | None = None) -> Method:
     if any(field.name == "seed" for field in dataclasses.fields(method)):
         given.setdefault("seed", config.seed)
     unit = 1 if config.engine.epochs is None else 1000
-    for name in _METHOD_LENGTHS:
+    for name in METHOD_LENGTHS:
         if name in given:
             given[name] = int(given[name] * unit) if lengths is None else lengths.steps(given[name])
     try:
@@ -168,6 +169,9 @@ def make_schedule(config: RunConfig, optimizer: Optimizer, lengths: Lengths) -> 
     if s.kind == "onecycle":
         share = warmup / total if warmup else 0.3
         shape: Any = "linear" if s.shape == "linear" else "cos"
+        if lengths.restarts:
+            ends = _edges(config, lengths)[1:]
+            return lr_scheduler.LambdaLR(optimizer, partial(cycles, ends=ends, rise=warmup or 0.3 * ends[0], linear=s.shape == "linear"))
         return lr_scheduler.OneCycleLR(
             optimizer, config.optim.lr, total_steps=total + 1, pct_start=share, anneal_strategy=shape, cycle_momentum=False
         )
@@ -176,13 +180,8 @@ def make_schedule(config: RunConfig, optimizer: Optimizer, lengths: Lengths) -> 
     parts: list[lr_scheduler.LRScheduler]  # one after another, from the steps `begins` on
     begins = list(lengths.restarts)
     if s.kind == "cosine":
-        edges = [warmup, *begins, total]
-        if any(begin >= end for begin, end in pairwise(edges)):
-            raise ConfigError(
-                f"schedule.warmup = {s.warmup:g}, schedule.restarts = {', '.join(f'{r:g}' for r in s.restarts) or 'none'}: in whole steps "
-                f"a cosine would go from {', '.join(map(str, edges[:-1]))} to {total}, and a part of it has no step; set them farther apart"
-            )
-        parts = [lr_scheduler.CosineAnnealingLR(optimizer, T_max=end - begin, eta_min=s.final) for begin, end in pairwise(edges)]
+        edges = pairwise(_edges(config, lengths))
+        parts = [lr_scheduler.CosineAnnealingLR(optimizer, T_max=end - begin, eta_min=s.final) for begin, end in edges]
     elif s.kind == "step":
         gamma = 0.1 if s.gamma is None else s.gamma
         parts = [lr_scheduler.MultiStepLR(optimizer, [m - warmup for m in lengths.milestones], gamma=gamma)]
@@ -192,3 +191,23 @@ def make_schedule(config: RunConfig, optimizer: Optimizer, lengths: Lengths) -> 
         parts.insert(0, lr_scheduler.LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup))
         begins.insert(0, warmup)
     return parts[0] if len(parts) == 1 else lr_scheduler.SequentialLR(optimizer, parts, milestones=begins)
+
+
+def _edges(config: RunConfig, lengths: Lengths) -> list[int]:
+    """Between which steps the rate falls: from the end of warm-up or a restart to the next one or the end."""
+    s, edges = config.schedule, [lengths.warmup, *lengths.restarts, lengths.total]
+    if any(begin >= end for begin, end in pairwise(edges)):
+        raise ConfigError(
+            f"schedule.warmup = {s.warmup:g}, schedule.restarts = {', '.join(f'{r:g}' for r in s.restarts) or 'none'}: in whole steps "
+            f"the rate would fall from {', '.join(map(str, edges[:-1]))} to {edges[-1]}, and a part of that has no step; set them apart"
+        )
+    return edges
+
+
+def cycles(step: int, ends: Sequence[int], rise: float, linear: bool) -> float:
+    """A cycle that begins again, as shares of the largest rate: up to the first of `ends` as torch's OneCycleLR of that length, and then
+    to each of the others as after its rise."""
+    place = min(bisect_right(ends, step), len(ends) - 1)
+    top = (ends[place - 1] if place else rise) - (1 - rise / ends[0])  # torch's peak comes a little before the end of the rise
+    start, end, part = (1.0, 1 / 25e4, (step - top) / (ends[place] - top)) if step > top else (1 / 25, 1.0, step / top)
+    return start + (end - start) * (part if linear else (1 - math.cos(math.pi * part)) / 2)

@@ -9,7 +9,7 @@ epochs where `engine.epochs` says how long a run is, and in steps where `engine.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from ..errors import NofmError
 
@@ -17,6 +17,7 @@ __all__ = [
     "ConfigError",
     "DataConfig",
     "EngineConfig",
+    "Length",
     "MethodConfig",
     "ModelConfig",
     "OptimConfig",
@@ -26,7 +27,7 @@ __all__ = [
     "TaskConfig",
 ]
 
-Length: TypeAlias = float
+Length: TypeAlias = Annotated[float, "in the unit of the run"]  # so that counting.py finds them
 
 # How pydantic reads these classes: a key that does not exist is an error, never ignored.
 _FORBID: dict[str, object] = {"extra": "forbid"}
@@ -264,7 +265,7 @@ class ScheduleConfig:
     milestones: tuple[Length, ...] = ()
     """step: when to multiply by `gamma`."""
     restarts: tuple[Length, ...] = ()
-    """cosine: when to begin again from the top, for methods that train more than once (asp, lottery)."""
+    """cosine, onecycle: when to begin again from the top, for methods that train more than once (asp, lottery)."""
     gamma: float | None = None
     """step: 0.1 where nothing is said."""
     shape: Literal["cosine", "linear"] | None = None
@@ -278,9 +279,9 @@ class EngineConfig:
     __pydantic_config__: ClassVar[dict[str, object]] = _FORBID
 
     epochs: float | None = None
-    """Length of the run, in passes over the data."""
+    """Length of the run, in passes over the data. Where the recipe has steps, its other lengths are scaled to it."""
     steps: int | None = None
-    """Length of the run in optimizer steps, instead of epochs."""
+    """Length of the run in optimizer steps, instead of epochs. Where the recipe has epochs, its other lengths are scaled to it."""
     batch_size: int = 64
     """Images (flow: pairs; translation: tokens of either language, padding included) of one optimizer step, over all processes and
     micro-batches together."""

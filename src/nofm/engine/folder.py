@@ -1,6 +1,6 @@
 """The run folder: what a run leaves behind, and all that reports and analyses read.
 
-run.json                       written once, at the start
+run.json                       written once, at the start, and again where a run goes on with a changed configuration
 events.jsonl                   one event a line, only ever appended to; the source of truth
 checkpoints/                   see checkpoint.py
 masks/step-00000400.safetensors    the masks of a step, one bit a weight
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,6 +83,24 @@ class RunFolder:
             return {layer["name"]: layer["pattern"] for layer in json.loads(path.read_text())["layers"] if layer["pattern"]}
         except (ValueError, TypeError, KeyError, OSError):
             raise ConfigError(f"{path}: does not hold the layers of a run; give another --out") from None
+
+    def earlier_commands(self, command: Sequence[str], step: int) -> list[dict[str, Any]]:
+        """The commands that have led to `step`, from where `command` goes on: in their order, each with the step at which the next one
+        did. Those that trained nothing of it are left out, and so is `command` itself, given again."""
+        path = self.path / "run.json"
+        if not path.exists():
+            return []
+        try:
+            info = json.loads(path.read_text())
+            found = [(list(map(str, row["command"])), int(row["until"])) for row in info.get("earlier", [])]
+            found.append((list(map(str, info["command"])), step))
+        except (ValueError, TypeError, KeyError, OSError):
+            raise ConfigError(f"{path}: does not hold the commands of a run; give another --out") from None
+        kept: list[dict[str, Any]] = []
+        for words, until in found:
+            if min(until, step) > (kept[-1]["until"] if kept else 0):
+                kept.append({"command": words, "until": min(until, step)})
+        return kept[:-1] if kept and kept[-1]["command"] == list(command) else kept
 
     def event(self, name: str, step: int, **fields: Any) -> None:
         """Append an event, and tell the sinks."""

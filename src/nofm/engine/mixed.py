@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..allocate import Strategy, allocate_patterns
+from ..allocate import CANDIDATES, STRATEGY, Strategy, allocate_patterns
 from ..errors import LayerError
 from ..patterns import PatternLike
 from ..tasks.base import Task
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Patterns", "allocated", "patterns_of"]
 
 Patterns: TypeAlias = dict[str, PatternLike | None]
-_CANDIDATES = ("1:64", "1:32", "1:16", "1:8", "1:4", "2:4", "dense")  # sparse ones too, so that some layers can give what others take
 
 
 def patterns_of(config: RunConfig, task: Task, loader: Any, world: World, folder: RunFolder | None) -> Patterns | None:
@@ -45,7 +44,7 @@ def patterns_of(config: RunConfig, task: Task, loader: Any, world: World, folder
 def allocated(model: nn.Module, config: RunConfig, gradients: dict[str, Tensor] | None = None, by: Strategy | None = None) -> Patterns:
     """What `allocate_patterns` makes of the configuration; `by`: another strategy than it says."""
     s = config.sparsity
-    by, candidates = by or s.allocation or "erk", s.candidates or _CANDIDATES
+    by, candidates = by or s.allocation or STRATEGY, s.candidates or CANDIDATES
     try:
         found = allocate_patterns(model, s.budget or 1.0, candidates, by=by, gradients=gradients, preset=s.preset, skip=s.skip, axis=s.axis)
     except LayerError as error:

@@ -237,21 +237,27 @@ def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) 
     trainer = _prepare(config, world, folder, job.out, stop, job.disk)
     resumed_from: int | None = None
     fresh = folder is None or not (folder.path / "run.json").exists()
+    state: dict[str, Any] | None = None
+    earlier: list[dict[str, Any]] = []
+    if job.resume:
+        trainer.world.wait()
+        state = (trainer.store or Store(job.out / "checkpoints")).newest()
     with world.first_may_refuse():
-        if folder is not None and not fresh and not job.allow_change:
-            _compare_companions(folder, problem_of(config).companions(trainer.loader))
+        if folder is not None and not fresh:
+            if job.allow_change:
+                earlier = folder.earlier_commands(job.command, 0 if state is None else state["progress"]["step"])
+            else:
+                _compare_companions(folder, problem_of(config).companions(trainer.loader))
     if folder is not None:
         values = to_dict(dataclasses.replace(config, out=str(folder.path)))
         if fresh or job.allow_change:
             facts = _facts(config, trainer.task, trainer.world, job.recipe, job.command)
+            facts |= {"earlier": earlier} if earlier else {}
             for name, data in problem_of(config).companions(trainer.loader).items():
                 folder.write(name, data)
             folder.write("run.json", json.dumps({**facts, "config": values}, indent=1).encode())
         folder.sinks += [make_sink(name, folder.path, values) for name in config.engine.track]
     if job.resume:
-        trainer.world.wait()
-        store = trainer.store or Store(job.out / "checkpoints")
-        state = store.newest()
         resumed_from = 0 if not fresh else None
         if state is not None:
             snapshot.restore(trainer, state, allow_change=job.allow_change)

@@ -14,6 +14,7 @@ from ..errors import PatternError
 from ..patterns import Pattern
 from .complaints import Complaints, number, value_of
 from .config import ConfigError, RunConfig
+from .counting import METHOD_LENGTHS
 from .problems import PROBLEMS
 from .resolve import Origins, explain, near
 
@@ -167,7 +168,7 @@ def _method(c: RunConfig) -> Complaints:
     for name in ("every", "end_at"):
         yield from number(f"sparsity.method.{name}", getattr(m, name), 0, open_low=True)
     if unit == "steps":
-        for name in ("probe", "prune_at", "every", "begin_at", "end_at", "rewind_to"):
+        for name in METHOD_LENGTHS:
             if _is_broken(getattr(m, name)):
                 yield f"sparsity.method.{name}", "must be a whole number: this run counts in steps"
     for name in ("l1", "temperature", "seed"):
@@ -272,8 +273,8 @@ def _schedule(c: RunConfig) -> Complaints:
     for name in dict.fromkeys(option for options in SCHEDULE_OPTIONS.values() for option in options):
         if getattr(s, name) not in ((), None, 0.0) and name not in SCHEDULE_OPTIONS[s.kind]:
             yield f"schedule.{name}", _without_effect(s.kind, name, SCHEDULE_OPTIONS)
-    if s.kind != "cosine" and s.restarts:
-        yield "schedule.restarts", f"have no effect on {s.kind}; they belong to cosine"
+    if s.kind not in ("cosine", "onecycle") and s.restarts:
+        yield "schedule.restarts", f"have no effect on {s.kind}; they belong to cosine and onecycle"
     if list(s.restarts) != sorted(set(s.restarts)):
         yield "schedule.restarts", "must grow from one to the next"
     for restart in s.restarts:
@@ -295,7 +296,7 @@ def _schedule(c: RunConfig) -> Complaints:
 def _engine(c: RunConfig) -> Complaints:
     e = c.engine
     if (e.epochs is None) == (e.steps is None):
-        both = "both are set; what the recipe sets is unset by none, as in --engine.steps none; its other lengths then have the new unit"
+        both = f"both are set, and engine.steps is {e.steps}; leave one of them out"
         yield "engine.epochs", "give either engine.epochs or engine.steps: " + (both if e.steps is not None else "neither is set")
     yield from number("engine.epochs", e.epochs, 0, open_low=True)
     for name in ("steps", "batch_size", "accumulate", "keep", "log_every", "threads"):

@@ -99,10 +99,10 @@ def only_for(kind: str, base: RunConfig) -> None:
 
 def restarting(base: RunConfig, length: int, at: Sequence[int], what: str) -> RunConfig:
     """`base` made `length` long, with the learning rate's schedule from its start again `at` these times."""
-    if base.schedule.kind != "cosine":
+    if base.schedule.kind not in ("cosine", "onecycle"):
         raise ConfigError(
-            f"schedule.kind = {base.schedule.kind}: {what} begins the learning rate anew in the middle of the run, which only cosine can; "
-            "add --schedule.kind cosine, for all rows alike"
+            f"schedule.kind = {base.schedule.kind}: {what} begins the learning rate anew in the middle of the run, which only cosine and "
+            "onecycle can; add --schedule.kind cosine, for all rows alike"
         )
     return dataclasses.replace(lasting(base, length), schedule=dataclasses.replace(base.schedule, restarts=tuple(at)))
 

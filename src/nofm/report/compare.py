@@ -20,6 +20,11 @@ __all__ = ["Band", "Group", "Stat", "band", "differing", "flatten", "group_runs"
 # Settings that do not change what is trained: the seed, and where and how the run was started.
 _METHOD = "sparsity.method.kind"
 _NOT_COMPARED = ("seed", "out", "resume")
+# What a reader of a table takes for equal unless a name says otherwise; all else is named only as far as it tells groups apart.
+_NAMED = (
+    "model.name", "model.width", "data.name", "sparsity.pattern", "sparsity.budget",
+    "optim.kind", "optim.lr", "optim.weight_decay", "engine.batch_size", "engine.epochs", "engine.steps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +147,17 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Short names that tell the groups apart: the method if it differs, other words that do, then as many numbers as needed."""
+    """Short names that tell the groups apart: the method if it differs, then what must be named (`_NAMED`), then other words and numbers
+    as far as needed."""
     if len(settings) == 1:
         return [str(settings[0]["recipe"])]
     keys = differing(settings)
     words = {key for key in keys if any(isinstance(each.get(key), str) for each in settings)}
-    keys.sort(key=lambda key: (key != _METHOD, key not in words))  # stable
+    keys.sort(key=lambda key: (key != _METHOD, key not in _NAMED, key not in words))  # stable
     parts: list[list[str]] = [[] for _ in settings]
     for key in keys:
         longer = [[*before, *_part(key, _told(each, key))] for before, each in zip(parts, settings, strict=True)]
-        if len({tuple(p) for p in longer}) > len({tuple(p) for p in parts}):
+        if key in _NAMED or len({tuple(p) for p in longer}) > len({tuple(p) for p in parts}):
             parts = longer
     for part, each in zip(parts, settings, strict=True):  # what only the others have does not name a group
         part += next((more for key in keys if not part and (more := _part(key, _told(each, key)))), [])
@@ -169,4 +175,6 @@ def _part(key: str, value: Any) -> list[str]:
         return []
     if value == "1:1":
         return ["unstructured"]
-    return [value] if isinstance(value, str) else [f"{key.rpartition('.')[2]}={value}"]
+    if isinstance(value, str):
+        return [value]
+    return [f"{key.rpartition('.')[2]}={f'{value:g}' if isinstance(value, float) else value}"]

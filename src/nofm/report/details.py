@@ -93,10 +93,15 @@ def conditions(groups: Sequence[Group], names: Mapping[Path, str]) -> dict[str, 
         for (group, run), fact in zip(runs, facts, strict=True)
     ]
     # Each once: one command may have made several runs (--seeds).
-    commands = list(dict.fromkeys(tuple(shlex.quote(str(word)) for word in run.info["command"]) for _, run in runs))
+    commands = list(dict.fromkeys(_typed(words, begin) for _, run in runs for words, begin in run.commands))
     units = dict.fromkeys(unit_of_speed(run) for _, run in runs)
     header = ["run", "configuration", "seed", "status", "time", " or ".join(f"{unit}/s" for unit in units), *own]
     return {"shared": shared, "commands": commands, "header": header, "rows": rows}
+
+
+def _typed(words: Sequence[str], begin: int) -> tuple[str, ...]:
+    """A command as it is typed, and as a comment from which step on it changed the run."""
+    return (*map(shlex.quote, words), *([f"# from step {begin:,} on"] if begin else []))
 
 
 def _facts(run: Run) -> dict[str, str]:

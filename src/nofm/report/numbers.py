@@ -131,7 +131,7 @@ def _band(band: Band) -> dict[str, Any]:
 
 
 def _run(run: Run, label: str, metrics: Sequence[str], names: Mapping[Path, str]) -> dict[str, Any]:
-    keys = ("recipe", "command", "versions", "commit", "workdir_commit", "hardware", "started", "config", "cost")
+    keys = ("recipe", "command", "earlier", "versions", "commit", "workdir_commit", "hardware", "started", "config", "cost")
     return {
         "name": names[run.folder],
         "group": label,
@@ -192,7 +192,8 @@ def runs_csv(data: dict[str, Any]) -> str:
         row += [run[which][m] for which in ("final", "best") for m in metrics]
         row += [run["sad"], run["flip_rate"], run["seconds"], run["images_per_second"]]
         row += [run["versions"].get("nofm"), run["versions"].get("torch"), run["commit"], run["workdir_commit"]]
-        row += [run["hardware"].get("name"), " ".join(map(str, run["command"]))]
+        commands = [*(before["command"] for before in run["earlier"]), run["command"]]
+        row += [run["hardware"].get("name"), "; ".join(" ".join(map(str, words)) for words in commands)]
         rows.append([*row, *(run["evaluations"].get(name, {}).get(metric) for name, metric in evaluated)])
     return _csv(header, rows)
 

@@ -25,6 +25,7 @@ _RUN_KEYS: dict[str, tuple[type, ...]] = {
     "recipe": (str,),
     "config": (dict,),
     "command": (list,),
+    "earlier": (list,),
     "seed": (int,),
     "versions": (dict,),
     "hardware": (dict,),
@@ -115,6 +116,13 @@ class Run:
         return [event for event in self.events if event.kind == kind]
 
     @property
+    def commands(self) -> list[tuple[tuple[str, ...], int]]:
+        """The commands that made it, in their order: the words of each, and the step from which on it did. Each changed something."""
+        typed = [*(row["command"] for row in self.info["earlier"]), self.info["command"]]
+        begins = [0, *(row["until"] for row in self.info["earlier"])]
+        return [(tuple(map(str, words)), begin) for words, begin in zip(typed, begins, strict=True)]
+
+    @property
     def last_step(self) -> int:
         return max(event.step for event in self.events)
 
@@ -181,8 +189,10 @@ def _run_json(path: Path) -> dict[str, Any]:
         raise ReportError(path, f"an object is expected, got {type(info).__name__}")
     if info.get("format") != FORMAT:
         raise ReportError(path, f"format {info.get('format')!r} is not known, only {FORMAT}; read it with the nofm that wrote it")
-    info = {"workdir_commit": None, **info}  # which the first runs do not have
+    info = {"workdir_commit": None, "earlier": [], **info}  # which the first runs do not have
     _check(path, None, info, _RUN_KEYS)
+    for index, row in enumerate(info["earlier"]):
+        _check(path, None, row if isinstance(row, dict) else {}, {"command": (list,), "until": (int,)}, f"earlier[{index}].")
     _check(path, None, info["cost"] or {}, _among(_COST_MAY_HAVE, info["cost"] or {}), "cost.")
     return info
 

@@ -177,6 +177,8 @@ def claims_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = la
             mean, low, high = _shown(claim, interval, measure)
             lines.append(f"| {claim['text']} | {mean} | {low} to {high} | {verdict(claim, interval, measure)} |")
             level = level or claim["level"]
+    if len(lines) == 2:
+        return "No claim can be judged yet: that takes two seeds or more of each of its rows (--seeds)."
     words = "holds: all of the interval is on the side that the claim says; fails: on the other; open: neither."
     words += f" Level: all of it within ± {measure.level:g}." if level else ""
     return "\n".join([*lines, "", words])
