@@ -144,11 +144,16 @@ class _Call:
     inner: int = 0
 
     def is_running(self) -> bool:
-        """False if it has ended without a word: torch calls no hook after Ctrl-C."""
-        frame = sys._current_frames().get(self.thread)
-        while frame is not None and frame is not self.frame:
-            frame = frame.f_back
-        return frame is not None
+        """False if it has ended without a word: torch calls no hook after Ctrl-C.
+
+        Python refuses to clear the frame of a function that is running. (It could also list the frames of all threads, but while it does,
+        it may collect garbage and with that wait for another thread, which waits for the list.)
+        """
+        try:
+            self.frame.clear()
+        except RuntimeError:
+            return True
+        return False
 
 
 @dataclass(slots=True)

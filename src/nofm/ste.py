@@ -49,7 +49,7 @@ def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None, 
     """
     dtype = dtype or weight.dtype
     if not is_traced(weight):
-        result: Tensor = _MaskedStraightThrough.apply(weight, grouping, dtype)
+        result: Tensor = _MaskedStraightThrough.apply(_away_from_leaf(weight), grouping, dtype)
         return result
     if torch.compiler.is_compiling() and (compiled := compiled_masked(weight, grouping, dtype)) is not None:
         return compiled
@@ -58,6 +58,17 @@ def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None, 
         return _copied_and_pruned(weight, shards.mask(weight, grouping)).to(dtype)
     selected: Tensor = _StraightThrough.apply(weight, shards.mask(weight, grouping))
     return selected.to(dtype)
+
+
+def _away_from_leaf(weight: Tensor) -> Tensor:
+    """A view of a parameter, for an autograd function in Python.
+
+    Such a function holds Python's lock while it asks a parameter for its place in the graph, for which it needs the parameter's own lock;
+    torch's operations (`bulk` copies weights by one) have the second and may ask for the first. Two threads that do both at once wait for
+    each other for ever. The view is one of torch's operations, and a view has its place.
+    """
+    is_plain_leaf = type(weight) is torch.nn.Parameter and weight.requires_grad and torch.is_grad_enabled()
+    return weight.view_as(weight) if is_plain_leaf else weight
 
 
 def frozen(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:

@@ -129,6 +129,31 @@ def test_many_threads_each_get_the_right_result_or_the_error() -> None:
     assert_weights_are_the_parameters(layer)
 
 
+_MANY = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import torch, nofm
+sys.setswitchinterval(1e-6)
+x = torch.randn(4, 16)
+for _ in range(30):
+    layer = torch.nn.Linear(16, 16)
+    nofm.sparsify_(layer, "2:4")
+    def attempt(_):
+        try:
+            layer(x)
+        except nofm.LayerError:
+            pass
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(attempt, range(300)))
+"""
+
+
+def test_threads_never_wait_for_each_other_for_ever() -> None:
+    """Python's lock and those of a parameter and of the list of threads could be asked for in two orders. A process of its own, since one
+    that hangs cannot be ended from within; it takes three seconds."""
+    subprocess.run([sys.executable, "-c", _MANY], check=True, timeout=90)
+
+
 def test_threads_with_two_views_of_a_weight_do_not_plan_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """One is stopped while it plans how to walk the weight, the other walks its transpose meanwhile, and again afterwards."""
     w, grouping = torch.randn(16, 16), Grouping(Pattern("2:4"), 1)
