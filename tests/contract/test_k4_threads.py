@@ -130,15 +130,18 @@ def test_many_threads_each_get_the_right_result_or_the_error() -> None:
 
 
 _MANY = """
-import sys
+import gc, sys
 from concurrent.futures import ThreadPoolExecutor
 import torch, nofm
 sys.setswitchinterval(1e-6)
+gc.set_threshold(20)
 x = torch.randn(4, 16)
 for _ in range(30):
     layer = torch.nn.Linear(16, 16)
     nofm.sparsify_(layer, "2:4")
     def attempt(_):
+        garbage = [torch.zeros(1)]
+        garbage.append(garbage)
         try:
             layer(x)
         except nofm.LayerError:
