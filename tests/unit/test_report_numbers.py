@@ -204,7 +204,11 @@ NAMED = {
     ),
     "each length in its unit": ([trained("ste", steps=100), trained("ste", epochs=2.0)], ["steps=100", "epochs=2"]),
     "the pattern beside the method": ([trained("srste", "2:4"), trained("ste", "1:4")], ["srste 2:4", "ste 1:4"]),
-    "no pattern of a dense network": ([trained("srste", "2:4"), trained("dense", "1:4")], ["srste 2:4", "dense"]),
+    "no pattern of a dense network": ([trained("srste", "2:4"), trained("dense", "1:4")], ["srste", "dense"]),
+    "patterns of the others": (
+        [trained("srste", "2:4"), trained("ste", "1:4"), trained("dense", "1:4")],
+        ["srste 2:4", "ste 1:4", "dense"],
+    ),
     "what all share is not named": ([trained("srste", lr=0.2, steps=9), trained("dense", lr=0.2, steps=9)], ["srste", "dense"]),
     "numbers as they are written": ([trained("ste", warmup=3.0), trained("ste", warmup=0.25)], ["warmup=3", "warmup=0.25"]),
 }

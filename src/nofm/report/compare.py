@@ -157,7 +157,7 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     parts: list[list[str]] = [[] for _ in settings]
     for key in keys:
         longer = [[*before, *_part(key, _told(each, key))] for before, each in zip(parts, settings, strict=True)]
-        if key in _NAMED or len({tuple(p) for p in longer}) > len({tuple(p) for p in parts}):
+        if _must_be_named(key, settings) or len({tuple(p) for p in longer}) > len({tuple(p) for p in parts}):
             parts = longer
     for part, each in zip(parts, settings, strict=True):  # what only the others have does not name a group
         part += next((more for key in keys if not part and (more := _part(key, _told(each, key)))), [])
@@ -165,9 +165,19 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [label if labels.count(label) == 1 else f"{label} #{labels[: i + 1].count(label)}" for i, label in enumerate(labels)]
 
 
+def _must_be_named(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a reader would take it for equal, and it differs between groups that it says something about."""
+    return key in _NAMED and len({str(each.get(key)) for each in settings if not _is_idle(each, key)}) > 1
+
+
 def _told(settings: Mapping[str, Any], key: str) -> Any:
-    """A setting as a name may use it: a dense network has no pattern, though its masks are watched by one."""
-    return None if key == "sparsity.pattern" and settings.get(_METHOD) == "dense" else settings.get(key)
+    """A setting as a name may use it."""
+    return None if _is_idle(settings, key) else settings.get(key)
+
+
+def _is_idle(settings: Mapping[str, Any], key: str) -> bool:
+    """A dense network has no pattern, though its masks are watched by one."""
+    return key == "sparsity.pattern" and settings.get(_METHOD) == "dense"
 
 
 def _part(key: str, value: Any) -> list[str]:
