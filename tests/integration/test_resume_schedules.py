@@ -19,11 +19,13 @@ from nofm.engine.train import train
 SCHEDULES = {
     "cosine": ScheduleConfig(kind="cosine", warmup=2),
     "restarts": ScheduleConfig(kind="cosine", restarts=(3, 6)),
+    "restarts with warm-up": ScheduleConfig(kind="cosine", warmup=1, restarts=(3, 6), restart_warmup=True),
     "step": ScheduleConfig(kind="step", milestones=(3, 6)),
     "step after warm-up": ScheduleConfig(kind="step", warmup=2, milestones=(3, 6)),
     "one cycle": ScheduleConfig(kind="onecycle", warmup=3),
     "one cycle of lines": ScheduleConfig(kind="onecycle", warmup=3, shape="linear"),
     "one cycle again": ScheduleConfig(kind="onecycle", warmup=2, restarts=(3, 6)),
+    "one cycle again with its rise": ScheduleConfig(kind="onecycle", warmup=1, restarts=(3, 6), restart_warmup=True),
     "inverse root": ScheduleConfig(kind="inverse_sqrt", warmup=3),
     "constant after warm-up": ScheduleConfig(kind="constant", warmup=6),
 }

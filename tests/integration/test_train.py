@@ -28,6 +28,7 @@ from nofm.engine import build, chance, validate
 from nofm.engine.checkpoint import Store
 from nofm.engine.config import MethodConfig
 from nofm.engine.precision import NonFiniteLossError
+from nofm.engine.schedule import Lengths, make_schedule
 from nofm.engine.sinks import scalars
 from nofm.engine.train import train
 from nofm.errors import NonFiniteWeightError
@@ -58,7 +59,7 @@ def test_the_loop_is_an_ordinary_loop(tmp_path):
     nofm.attach(nofm.SRSTE(decay=5e-3), model, optimizer)
     digits = read_arrays("digits", None)
     drawn = batches(ResidentLoader(digits, Order(1437, 32, SMALL.seed), Share(), torch.device("cpu"), crop=1), 0)
-    schedule = build.make_schedule(SMALL, optimizer, build.Lengths(SMALL, 44))
+    schedule = make_schedule(SMALL, optimizer, Lengths(SMALL, 44))
     for _ in range(12):
         batch = next(drawn)
         optimizer.zero_grad()

@@ -18,6 +18,7 @@ from nofm.engine import build, chance, snapshot
 from nofm.engine.checkpoint import Store
 from nofm.engine.config import ConfigError, MethodConfig, OptimConfig, RunConfig, ScheduleConfig
 from nofm.engine.precision import Precision
+from nofm.engine.schedule import Lengths, make_schedule
 from nofm.engine.train import train
 from nofm.tasks.classification import Classification
 from nofm.tasks.models import build_model
@@ -32,9 +33,9 @@ def threads_and_determinism_as_before():
 
 
 def rates(config: RunConfig, total: int = 12) -> list[float]:
-    lengths = build.Lengths(config, 4)
+    lengths = Lengths(config, 4)
     optimizer = build.make_optimizer(config, [torch.nn.Parameter(torch.zeros(1))])
-    schedule = build.make_schedule(config, optimizer, lengths)
+    schedule = make_schedule(config, optimizer, lengths)
     seen = []
     for _ in range(total):
         seen.append(optimizer.param_groups[0]["lr"])
@@ -79,7 +80,7 @@ def test_one_cycle_rises_and_falls():
 
 def test_lengths_are_in_epochs_where_the_run_is():
     config = changed(SMALL, engine={"steps": None, "epochs": 3.0, "eval_every": 0.5, "checkpoint_every": 1}, schedule={"warmup": 1})
-    lengths = build.Lengths(config, 44)
+    lengths = Lengths(config, 44)
     assert (lengths.total, lengths.warmup, lengths.eval_every, lengths.checkpoint_every) == (132, 44, 22, 44)
 
 
@@ -272,15 +273,30 @@ def test_one_cycle_begins_again(shape, warmup):
     assert rates(again, 60 - 2 * rise) == pytest.approx([*whole, *whole[rise:], *whole[rise:]], rel=1e-6)
 
 
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_one_cycle_begins_again_with_its_rise(shape, warmup):
+    config = changed(SMALL, schedule={"kind": "onecycle", "shape": shape, "warmup": warmup}, engine={"steps": 20}, optim={"lr": 0.1})
+    whole = rates(config, 20)
+    again = changed(config, schedule={"restarts": (20, 40), "restart_warmup": True}, engine={"steps": 60})
+    assert rates(again, 60) == pytest.approx([*whole, *whole, *whole], rel=1e-6)
+
+
 def test_a_cosine_begins_again():
-    """For methods that train twice: both halves are the same cosine, the warm-up comes once."""
+    """For methods that go back to the end of the warm-up: both halves are the same cosine, the warm-up comes once."""
     config = changed(SMALL, schedule={"kind": "cosine", "warmup": 4, "restarts": (12,)}, engine={"steps": 20}, optim={"lr": 0.1})
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = build.make_schedule(config, optimizer, build.Lengths(config, 44))
-    rates = []
-    for _ in range(20):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
     cosine = [0.05 * (1 + math.cos(math.pi * t / 8)) for t in range(8)]
-    assert rates == pytest.approx([0.02, 0.04, 0.06, 0.08, *cosine, *cosine])
+    assert rates(config, 20) == pytest.approx([0.02, 0.04, 0.06, 0.08, *cosine, *cosine])
+
+
+def test_a_cosine_begins_again_with_its_warm_up():
+    """For methods that repeat a training: all of it comes again."""
+    once = changed(SMALL, schedule={"kind": "cosine", "warmup": 4}, engine={"steps": 12}, optim={"lr": 0.1})
+    thrice = changed(once, schedule={"restarts": (12, 24), "restart_warmup": True}, engine={"steps": 36})
+    assert rates(thrice, 36) == pytest.approx(rates(once, 12) * 3)
+
+
+def test_a_warm_up_that_is_longer_than_the_repeated_training_is_refused():
+    config = changed(SMALL, schedule={"kind": "cosine", "warmup": 4, "restarts": (17,), "restart_warmup": True}, engine={"steps": 20})
+    with pytest.raises(ConfigError, match="the rate would fall from 4, 21 to 20"):
+        rates(config)

@@ -60,7 +60,7 @@ def test_every_row_of_every_study_can_be_run(study, name, images):
     for row in made.rows:
         check(row.config)
         # What a table compares is the method, the pattern, the network, and for methods that train twice the length.
-        allowed: tuple[str, ...] = ("sparsity.", "model.name", "engine.epochs", "engine.steps", "schedule.restarts")
+        allowed: tuple[str, ...] = ("sparsity.", "model.name", "engine.epochs", "engine.steps", "schedule.restart")
         if study == "beyond":
             allowed = ("sparsity.", "optim.weight_decay")
         for key, _, _ in differences(to_dict(config), to_dict(row.config)):
@@ -98,25 +98,41 @@ def test_rivals_prune_the_layers_that_are_n_of_m(name, images):
     assert "dnw" not in {config.sparsity.method.kind for config in configs.values()}, "which is ste_unstructured, number for number"
 
 
-@pytest.mark.parametrize("name", ["cifar10/resnet20", "digits"])
-def test_a_ticket_trains_on_by_the_rest_of_the_schedule(name, images):
-    """Every training after the first has the learning rates of the first from the moment that it has gone back to."""
+def rates_and_method(config, steps_per_epoch):
+    """The learning rate of every step of a run, and its method."""
     import torch
 
-    from nofm.engine.build import Lengths, make_method, make_optimizer, make_schedule
+    from nofm.engine.build import make_method, make_optimizer
+    from nofm.engine.schedule import Lengths, make_schedule
 
-    config = table3(images, name)["lottery ticket 95 %"]
-    lengths = Lengths(config, 3)
+    lengths = Lengths(config, steps_per_epoch)
     method, optimizer = make_method(config, lengths), make_optimizer(config, [torch.zeros(1, requires_grad=True)])
     schedule, rates = make_schedule(config, optimizer, lengths), []
     for _ in range(lengths.total):
         rates.append(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
-    ends = [number for number in range(1, lengths.total + 1) if method._round(number)]
+    return rates, method
+
+
+@pytest.mark.parametrize("name", ["cifar10/resnet20", "digits"])
+def test_a_ticket_trains_on_by_the_rest_of_the_schedule(name, images):
+    """Every training after the first has the learning rates of the first from the moment that it has gone back to."""
+    rates, method = rates_and_method(table3(images, name)["lottery ticket 95 %"], 3)
+    ends = [number for number in range(1, len(rates) + 1) if method._round(number)]
     assert len(ends) == method.rounds
-    for begin, end in zip(ends, [*ends[1:], lengths.total], strict=True):
+    for begin, end in zip(ends, [*ends[1:], len(rates)], strict=True):
         assert rates[begin:end] == pytest.approx(rates[method.rewind_to : method.every], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("row", ["ASP, same epochs", "ASP, 1.67x epochs"])
+@pytest.mark.parametrize("name", ["cifar10/resnet20", "digits"])
+def test_asp_trains_twice_by_the_whole_schedule(name, row, images):
+    """The warm-up comes again too: at the full rate at once a pruned network loses what it has learned."""
+    rates, method = rates_and_method({r.label: r.config for r in STUDIES["table2"](base(name, images)).rows}[row], 3)
+    first, second = rates[: method.prune_at], rates[method.prune_at :]
+    assert second[: len(first)] == pytest.approx(first, rel=1e-6, abs=1e-9)
+    assert second[0] < max(second) / 2
 
 
 def test_lambda_is_swept_at_2_of_4_beside_another_pattern(images):
@@ -203,7 +219,7 @@ def test_rows_of_several_studies_that_are_one_configuration_are_one_run(images):
     assert len(rows) <= sum(len(study.rows) for study in studies.values()) - 15
     assert not [name for name in rows if ":" in name or "/" in name or " " in name]
     assert list(rows)[:2] == ["dense-1of16", "srste-2of4-decay0.0016"]
-    assert {"ste-1of16", "asp-2of4-prune-at50-restarts50", "srste-budget0.0625-erk-decay0.0016-begin-at50"} <= set(rows)
+    assert {"ste-1of16", "asp-2of4-prune-at50-restarts50-restart-warmup", "srste-budget0.0625-erk-decay0.0016-begin-at50"} <= set(rows)
 
 
 def test_rows_can_be_chosen_and_left_out(images):

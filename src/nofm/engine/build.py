@@ -1,40 +1,33 @@
-"""From a configuration to its parts: network, task, loader, optimizer, schedule, method. Also `preflight`, which tries them out on
+"""From a configuration to its parts: network, task, loader, optimizer, method. Also `preflight`, which tries them out on
 a network without memory, before any data is opened."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import math
 import warnings
-from bisect import bisect_right
-from collections.abc import Sequence
-from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import Optimizer
 
 from ..errors import LayerError, NofmError
 from ..methods import METHODS, Method
 from ..sparsify import sparsify_
 from ..tasks.base import Task
-from ..tasks.translation import inverse_sqrt
 from .config import ConfigError, RunConfig
 from .counting import METHOD_LENGTHS
 from .mixed import Patterns, allocated
 from .problems import problem_of
+from .schedule import Lengths
 from .world import World
 
 __all__ = [
-    "Lengths",
     "check_machine",
     "make_loader",
     "make_method",
     "make_optimizer",
-    "make_schedule",
     "make_task",
     "preflight",
     "sparsified_",
@@ -130,27 +123,7 @@ def uses_graphs(config: RunConfig, world: World) -> bool:
     return not against and (e.graph == "on" or (e.graph == "auto" and config.data.loader == "resident"))
 
 
-# ---- optimizer and schedule ----
-
-
-class Lengths:
-    """A configuration's lengths in steps, now that the number of steps in an epoch is known."""
-
-    def __init__(self, config: RunConfig, steps_per_epoch: int) -> None:
-        e = config.engine
-        self.steps_per_epoch, self._in_epochs = steps_per_epoch, e.epochs is not None
-        self.total = self.steps(e.epochs if e.epochs is not None else e.steps or 1)
-        self.warmup = self.steps(config.schedule.warmup)
-        self.milestones = [self.steps(m) for m in config.schedule.milestones]
-        self.restarts = [self.steps(r) for r in config.schedule.restarts]
-        self.eval_every = max(1, self.steps(e.eval_every))
-        self.checkpoint_every = self.eval_every if e.checkpoint_every is None else max(1, self.steps(e.checkpoint_every))
-        if self.total < 1:
-            raise ConfigError(f"engine.epochs = {e.epochs}: less than one step of {steps_per_epoch} in an epoch")
-
-    def steps(self, length: float) -> int:
-        """A length of the configuration's unit, in steps."""
-        return round(length * self.steps_per_epoch) if self._in_epochs else int(length)
+# ---- optimizer ----
 
 
 def make_optimizer(config: RunConfig, parameters: Any, fused: bool = False) -> Optimizer:
@@ -161,53 +134,3 @@ def make_optimizer(config: RunConfig, parameters: Any, fused: bool = False) -> O
         return torch.optim.SGD(parameters, momentum=0.9 if o.momentum is None else o.momentum, nesterov=o.nesterov, **common)
     adam = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.kind]
     return adam(parameters, betas=o.betas or (0.9, 0.999), eps=o.eps or 1e-8, capturable=fused, **common)
-
-
-def make_schedule(config: RunConfig, optimizer: Optimizer, lengths: Lengths) -> lr_scheduler.LRScheduler:
-    """The learning rate of every step: a linear warm-up, and then the schedule proper."""
-    s, total, warmup = config.schedule, lengths.total, lengths.warmup
-    if s.kind == "onecycle":
-        share = warmup / total if warmup else 0.3
-        shape: Any = "linear" if s.shape == "linear" else "cos"
-        if lengths.restarts:
-            ends = _edges(config, lengths)[1:]
-            return lr_scheduler.LambdaLR(optimizer, partial(cycles, ends=ends, rise=warmup or 0.3 * ends[0], linear=s.shape == "linear"))
-        return lr_scheduler.OneCycleLR(
-            optimizer, config.optim.lr, total_steps=total + 1, pct_start=share, anneal_strategy=shape, cycle_momentum=False
-        )
-    if s.kind == "inverse_sqrt":
-        return lr_scheduler.LambdaLR(optimizer, partial(inverse_sqrt, warmup=max(1, warmup)))
-    parts: list[lr_scheduler.LRScheduler]  # one after another, from the steps `begins` on
-    begins = list(lengths.restarts)
-    if s.kind == "cosine":
-        edges = pairwise(_edges(config, lengths))
-        parts = [lr_scheduler.CosineAnnealingLR(optimizer, T_max=end - begin, eta_min=s.final) for begin, end in edges]
-    elif s.kind == "step":
-        gamma = 0.1 if s.gamma is None else s.gamma
-        parts = [lr_scheduler.MultiStepLR(optimizer, [m - warmup for m in lengths.milestones], gamma=gamma)]
-    else:
-        parts = [lr_scheduler.ConstantLR(optimizer, factor=1.0, total_iters=0)]
-    if warmup:
-        parts.insert(0, lr_scheduler.LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup))
-        begins.insert(0, warmup)
-    return parts[0] if len(parts) == 1 else lr_scheduler.SequentialLR(optimizer, parts, milestones=begins)
-
-
-def _edges(config: RunConfig, lengths: Lengths) -> list[int]:
-    """Between which steps the rate falls: from the end of warm-up or a restart to the next one or the end."""
-    s, edges = config.schedule, [lengths.warmup, *lengths.restarts, lengths.total]
-    if any(begin >= end for begin, end in pairwise(edges)):
-        raise ConfigError(
-            f"schedule.warmup = {s.warmup:g}, schedule.restarts = {', '.join(f'{r:g}' for r in s.restarts) or 'none'}: in whole steps "
-            f"the rate would fall from {', '.join(map(str, edges[:-1]))} to {edges[-1]}, and a part of that has no step; set them apart"
-        )
-    return edges
-
-
-def cycles(step: int, ends: Sequence[int], rise: float, linear: bool) -> float:
-    """A cycle that begins again, as shares of the largest rate: up to the first of `ends` as torch's OneCycleLR of that length, and then
-    to each of the others as after its rise."""
-    place = min(bisect_right(ends, step), len(ends) - 1)
-    top = (ends[place - 1] if place else rise) - (1 - rise / ends[0])  # torch's peak comes a little before the end of the rise
-    start, end, part = (1.0, 1 / 25e4, (step - top) / (ends[place] - top)) if step > top else (1 / 25, 1.0, step / top)
-    return start + (end - start) * (part if linear else (1 - math.cos(math.pi * part)) / 2)

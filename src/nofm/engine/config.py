@@ -265,7 +265,9 @@ class ScheduleConfig:
     milestones: tuple[Length, ...] = ()
     """step: when to multiply by `gamma`."""
     restarts: tuple[Length, ...] = ()
-    """cosine, onecycle: when to begin again from the top, for methods that train more than once (asp, lottery)."""
+    """cosine, onecycle: when to begin again, for methods that train more than once (asp, lottery)."""
+    restart_warmup: bool = False
+    """Begin again with the warm-up, for a training that is repeated whole (asp); without it from the top."""
     gamma: float | None = None
     """step: 0.1 where nothing is said."""
     shape: Literal["cosine", "linear"] | None = None

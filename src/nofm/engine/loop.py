@@ -27,7 +27,6 @@ from ..site import sites
 from ..tasks.base import Task
 from . import snapshot
 from .average import Average
-from .build import Lengths
 from .checkpoint import Store
 from .export import folded_weights
 from .folder import RunFolder
@@ -36,6 +35,7 @@ from .measure import laid_out, metrics_of, on_device, summed
 from .meter import Meter
 from .movement import Movement, packed_masks
 from .precision import LossWatch, Precision
+from .schedule import Lengths
 from .signals import Stopped, StopRequest
 from .world import Polls, World
 

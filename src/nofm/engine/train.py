@@ -21,11 +21,9 @@ from ..tasks.base import Task
 from . import chance, snapshot
 from .average import Average
 from .build import (
-    Lengths,
     make_loader,
     make_method,
     make_optimizer,
-    make_schedule,
     make_task,
     preflight,
     sparsified_,
@@ -42,6 +40,7 @@ from .mixed import patterns_of
 from .precision import Precision
 from .problems import problem_of
 from .resolve import differences, to_dict
+from .schedule import Lengths, make_schedule
 from .signals import Stopped, StopRequest, listening
 from .sinks import make_sink
 from .validate import check

@@ -277,6 +277,8 @@ def _schedule(c: RunConfig) -> Complaints:
         yield "schedule.restarts", f"have no effect on {s.kind}; they belong to cosine and onecycle"
     if list(s.restarts) != sorted(set(s.restarts)):
         yield "schedule.restarts", "must grow from one to the next"
+    if s.restart_warmup and not s.restarts:
+        yield "schedule.restart_warmup", "has no effect without schedule.restarts"
     for restart in s.restarts:
         if length is not None and not s.warmup < restart < length:
             yield "schedule.restarts", f"{restart:g} is not inside the run, from the end of warm-up {s.warmup:g} to {length:g} {unit}"

@@ -97,14 +97,15 @@ def only_for(kind: str, base: RunConfig) -> None:
         raise ConfigError(f"task.kind = {base.task.kind}: this study is of {kind}")
 
 
-def restarting(base: RunConfig, length: int, at: Sequence[int], what: str) -> RunConfig:
-    """`base` made `length` long, with the learning rate's schedule from its start again `at` these times."""
+def restarting(base: RunConfig, length: int, at: Sequence[int], what: str, *, warmup: bool) -> RunConfig:
+    """`base` made `length` long, with the learning rate's schedule again `at` these times: from its start, or from the end of `warmup`."""
     if base.schedule.kind not in ("cosine", "onecycle"):
         raise ConfigError(
             f"schedule.kind = {base.schedule.kind}: {what} begins the learning rate anew in the middle of the run, which only cosine and "
             "onecycle can; add --schedule.kind cosine, for all rows alike"
         )
-    return dataclasses.replace(lasting(base, length), schedule=dataclasses.replace(base.schedule, restarts=tuple(at)))
+    schedule = dataclasses.replace(base.schedule, restarts=tuple(at), restart_warmup=warmup)
+    return dataclasses.replace(lasting(base, length), schedule=schedule)
 
 
 # ---- names of runs ----
@@ -126,4 +127,4 @@ def run_name(config: RunConfig, base: RunConfig) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, list):
         return "+".join(map(_word, value))
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
+    return "" if value is True else f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -11,9 +11,13 @@ _LONGER = 5 / 3  # the paper's 200 epochs of ASP beside its 120
 
 
 def _asp(base: RunConfig, times: float) -> RunConfig:
-    """ASP over `times` the base's length: half of it dense, then pruned, and the learning rate's schedule again from its start."""
-    length = round(share(base, times))
-    return nm(restarting(base, length, (length // 2,), "ASP"), "2:4", "asp", prune_at=length // 2)
+    """ASP over `times` the base's length: half of it dense, then pruned, and the learning rate's schedule again from its start.
+
+    With its warm-up: the full rate at once throws a network with small weights out of what it has learned, the more so the longer it was
+    trained (ResNet-20 on CIFAR-10, rate 0.4: 90.0 % with 60 epochs in all, 89.3 with 100).
+    """
+    half = round(share(base, times / 2))
+    return nm(restarting(base, 2 * half, (half,), "ASP", warmup=True), "2:4", "asp", prune_at=half)
 
 
 def study(base: RunConfig) -> Study:

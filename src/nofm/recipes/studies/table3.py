@@ -63,7 +63,7 @@ def _lottery(base: RunConfig, sparsity: float) -> RunConfig:
     """
     length, back = round(share(base, 1)), math.ceil(max(base.schedule.warmup, share(base, 0.02)))  # whole, so that all rounds end on a step
     ends = [length + i * (length - back) for i in range(_ROUNDS + 1)]
-    longer = restarting(base, ends[-1], ends[:-1], "a lottery ticket")
+    longer = restarting(base, ends[-1], ends[:-1], "a lottery ticket", warmup=False)
     return unstructured(longer, "lottery", sparsity, rounds=_ROUNDS, every=length, rewind_to=back)
 
 
