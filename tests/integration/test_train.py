@@ -33,6 +33,8 @@ from nofm.engine.sinks import scalars
 from nofm.engine.train import train
 from nofm.errors import NonFiniteWeightError
 from nofm.recipes import find
+from nofm.report.numbers import macs_kept
+from nofm.report.read import load
 from nofm.tasks.classification import Classification
 from nofm.tasks.models import build_model
 
@@ -103,6 +105,25 @@ def test_every_method_trains(kind, tmp_path):
             assert (0.2 if kind == "str" else 0.75) * total <= zeros < 0.9 * total
         else:
             assert nofm.verify(tmp_path / "run" / name).ok is (kind != "dense")
+
+
+@pytest.mark.parametrize("kind", ["rigl", "gmp", "snip"])
+def test_multiply_adds_of_an_unstructured_network_are_those_of_its_layers(kind, tmp_path):
+    """RigL's layers keep what they began with, so `cost` knew them beforehand; GMP's were whole then."""
+    options = METHOD_OPTIONS.get(kind, {}) | ({"allocation": "erk"} if kind == "rigl" else {})
+    method = MethodConfig(kind=kind, **options, sparsity=0.75)
+    train(changed(SMALL, sparsity={"pattern": "1:1", "method": method}), tmp_path / "run")
+    run = load(tmp_path / "run")
+    kept = {layer.name: layer.kept for layer in run.layers if layer.unstructured}
+    exported = load_file(tmp_path / "run" / "model.safetensors")
+    places = {layer.name: layer.macs / layer.weights for layer in run.layers}
+    cost = run.info["cost"]
+    whole = sum(places[name] * exported[f"{name}.weight"].numel() for name in kept)
+    assert macs_kept(run) == pytest.approx(cost["macs"] - whole + sum(places[name] * count for name, count in kept.items()))
+    assert sum(kept.values()) == pytest.approx(0.25 * sum(exported[f"{name}.weight"].numel() for name in kept), abs=2)
+    for name, count in kept.items():
+        assert int((exported[f"{name}.weight"] != 0).sum()) <= count
+    assert (macs_kept(run) == pytest.approx(cost["macs_sparse"])) is (kind == "rigl")
 
 
 def test_a_method_that_the_engine_has_never_heard_of_trains(tmp_path, monkeypatch):

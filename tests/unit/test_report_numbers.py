@@ -99,6 +99,12 @@ def test_totals_by_pencil(run, tmp_path):
     ended = [*EVENTS[:-1], {**EVENTS[-1], "kept": 4}]
     rigl = load(write_run(tmp_path / "rigl", ended, layers=anywhere, cost={"macs": 100, "macs_sparse": 100}))
     assert numbers.cost_of(rigl) == {"weights": 48, "weights_kept": 20, "sparse_weights": 32, "sparse_weights_kept": 4}
+    counted = [{**layer, "macs": macs} for layer, macs in zip(anywhere, (60, 30, 10), strict=True)]
+    told = [*EVENTS[:-1], {**EVENTS[-1], "kept": 12, "kept_in": {"a": 4, "b": 8}}]
+    rigl = load(write_run(tmp_path / "rigl by layer", told, layers=counted, cost={"macs": 100, "macs_sparse": 100}))
+    kept = {"weights": 48, "weights_kept": 28, "sparse_weights": 32, "sparse_weights_kept": 12}
+    assert numbers.cost_of(rigl) == {**kept, "macs": 100, "macs_kept": 60 * 4 / 16 + 30 * 8 / 16 + 10}
+    assert [layer.kept for layer in rigl.layers] == [4, 8, 16]
     tied = [*LAYERS, {**LAYERS[2], "name": "d", "note": "tied to c"}]
     assert numbers.cost_of(load(write_run(tmp_path / "tied", layers=tied)))["weights"] == 48
     still = load(write_run(tmp_path / "still", EVENTS[:2]))

@@ -120,6 +120,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         line(9, '{"event": "end", "step": 20, "metrics": {}, "seconds": 1.0, "kept": null}'),
         r'line 9: "kept" is None, int is expected',
     ),
+    "kept-in-a-text": (
+        line(9, '{"event": "end", "step": 20, "metrics": {}, "seconds": 1.0, "kept": 4, "kept_in": {"a": "4"}}'),
+        r"line 9: \"kept_in\.a\" is '4', int is expected",
+    ),
     "no-events-file": (lambda f: (f / "events.jsonl").unlink(), r"events\.jsonl: no such file; the run has not begun"),
     "empty": (lambda f: (f / "events.jsonl").write_text(""), r"events\.jsonl: no events"),
     "only-half-a-line": (lambda f: (f / "events.jsonl").write_text('{"event"'), r"events\.jsonl: no events"),

@@ -132,3 +132,16 @@ def test_an_unstructured_network_is_not_said_to_be_1_1_and_whole(tmp_path):
     assert page.count('<span class="tag">unstructured</span></td><td></td><td>16</td><td></td><td></td>') == 2
     assert "multiply-adds of one forward" not in page
     assert '<span class="tag">1:1</span>' not in page
+
+
+def test_what_an_unstructured_layer_keeps_in_the_end_is_shown(tmp_path):
+    layers = [{**layer, "pattern": "1:1", "kept": 16, "groups": 16, "macs": 64} if layer["pattern"] else layer for layer in LAYERS]
+    ended = [*EVENTS[:-1], {**EVENTS[-1], "kept": 12, "kept_in": {"a": 4, "b": 8}}]
+    config = {"sparsity": {"pattern": "1:1", "method": {"kind": "rigl"}}}
+    run = write_run(tmp_path / "rigl", ended, config=config, layers=layers, cost={"macs": 144, "macs_sparse": 144})
+    page = write_report([run], tmp_path / "out").read_text()
+    rows = re.findall(r'<tr><th scope="row">([ab])</th>(.*?)</tr>', page)
+    cells = {name: re.findall(r"<td[^>]*>(?:<span.*?</span>)?([^<]*)", row) for name, row in rows}
+    assert cells["a"][4:9] == ["16", "4", "25.0 %", "64", "16"]
+    assert cells["b"][4:9] == ["16", "8", "50.0 %", "64", "32"]
+    assert "64 of 144" in page, "multiply-adds kept: 16 and 32, and 16 of the layer that stays dense"

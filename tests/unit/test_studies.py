@@ -283,7 +283,10 @@ def line(label: str, config: str, seed: int, score: float, **changes) -> Measure
     return dataclasses.replace(run, **changes)
 
 
-ROWS = {"a": [line("a", "1", 0, 0.41), line("a", "1", 1, 0.43)], "b": [line("b", "2", 0, 0.31, macs=None), line("b", "2", 1, 0.3)]}
+ROWS = {
+    "a": [line("a", "1", 0, 0.41), line("a", "1", 1, 0.43)],
+    "b": [line("b", "2", seed, score, macs=None) for seed, score in enumerate((0.31, 0.3))],
+}
 
 
 def test_lines_come_back_as_they_were(tmp_path):
@@ -307,6 +310,13 @@ def test_a_table_says_which_masks_a_dense_row_was_watched_by():
         "| a | 42.00 ± 1.41 | 50.0 % | 1.50 ± 0.00 (of 1:16 masks) | 2 |",
         "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |",
     ]
+
+
+def test_multiply_adds_are_those_of_the_runs_that_tell_them():
+    told = {**ROWS, "b": [*ROWS["b"], line("b", "2", 2, 0.3, macs=3e6), line("b", "2", 3, 0.3, macs=4e6)]}
+    numbers = {row["row"]: row["macs"] for row in csv.DictReader(texts(FACTS, told)["table.csv"].splitlines())}
+    assert numbers == {"a": "2000000.0", "b": "3500000.0"}
+    assert "| 3.5 M |" in table_markdown(FACTS, told)
 
 
 @pytest.mark.parametrize(("pattern", "alone"), [("2:4", True), ("1:16", False)])

@@ -109,8 +109,8 @@ class Trainer:
             self.metrics[f"skipped_{self.items}"] = float(self.loader.skipped)
         with self._turn():
             self._export()
-        kept = sum(site.kept() for site in sites(self.task.model))  # in the end, for methods whose budget moves
-        self._event("end", metrics=self.metrics, seconds=self.seconds, kept=kept)
+        kept_in = {site.name: site.kept() for site in sites(self.task.model)}  # in the end, for methods whose budget moves
+        self._event("end", metrics=self.metrics, seconds=self.seconds, kept=sum(kept_in.values()), kept_in=kept_in)
 
     @property
     def seconds(self) -> float:

@@ -270,6 +270,7 @@ def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Se
         warnings.simplefilter("ignore")
         counted = None if config.engine.parallel == "fsdp" else problem_of(config).cost(config, task)
     fields = ("params", "params_sparse", "weights", "weights_sparse", "macs", "macs_sparse")
+    macs = {} if counted is None else {layer.name: {"macs": layer.macs} for layer in counted.layers}
     return {
         "format": 1,
         "recipe": recipe,
@@ -277,6 +278,6 @@ def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Se
         "seed": config.seed,
         **conditions(task, world),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "layers": [dataclasses.asdict(row) for row in summary(task.model).rows],
+        "layers": [dataclasses.asdict(row) | macs.get(row.name, {}) for row in summary(task.model).rows],
         "cost": None if counted is None else {name: getattr(counted, name) for name in fields},
     }

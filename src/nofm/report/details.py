@@ -46,11 +46,10 @@ def layer_tables(groups: Sequence[Group]) -> list[dict[str, Any]]:
         table["labels"].append(group.label)
         table["dense"] += [group.label] if computes_dense(run) and len(groups) > 1 else []
     for table in tables.values():
-        macs = {row["name"]: row for row in table["cost"].get("layers", ())}
-        columns = ((layer, macs.get(layer.name, {})) for layer in table["run"].layers)
-        table["rows"] = [{"layer": layer, "macs": big(row.get("macs")), "macs_kept": big(row.get("macs_sparse"))} for layer, row in columns]
-        whole = any(layer.unstructured for layer in table["run"].layers)  # when the cost was counted
-        table["has_macs"], table["total"] = bool(macs), [] if whole else _total(table["cost"])
+        layers = table["run"].layers
+        table["rows"] = [{"layer": layer, "macs": big(layer.macs), "macs_kept": big(layer.macs_kept)} for layer in layers]
+        whole = any(layer.unstructured for layer in layers)  # when the cost was counted
+        table["has_macs"], table["total"] = any(layer.macs for layer in layers), [] if whole else _total(table["cost"])
         table["title"] = ", ".join(table["labels"]) if len(tables) > 1 else ""
     return list(tables.values())
 

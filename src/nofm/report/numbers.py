@@ -79,11 +79,24 @@ def cost_of(run: Run) -> dict[str, float]:
         "sparse_weights": sparse_weights,
         "sparse_weights_kept": sparse_weights - pruned,
     }
-    counts = run.info["cost"] is not None and {"macs", "macs_sparse"} <= run.info["cost"].keys()
-    if counts and (computes_dense(run) or not any(layer.unstructured for layer in sparse)):  # of those the start says nothing
-        macs = run.info["cost"]["macs"]
-        cost |= {"macs": macs, "macs_kept": macs if computes_dense(run) else run.info["cost"]["macs_sparse"]}
-    return cost
+    kept = macs_kept(run)
+    return cost if kept is None else cost | {"macs": run.info["cost"]["macs"], "macs_kept": kept}
+
+
+def macs_kept(run: Run) -> float | None:
+    """Multiply-adds of a forward with the weights that the network keeps, where that is known.
+
+    A pattern tells them when a run begins. Where a method prunes anywhere they follow from what each layer keeps in the end.
+    """
+    cost, sparse = run.info["cost"] or {}, [layer for layer in run.layers if layer.pattern]
+    if not {"macs", "macs_sparse"} <= cost.keys():
+        return None
+    if computes_dense(run):
+        return float(cost["macs"])
+    if not any(layer.unstructured for layer in sparse):
+        return float(cost["macs_sparse"])
+    saved = [layer.macs - layer.macs_kept for layer in sparse if layer.macs is not None and layer.macs_kept is not None]
+    return float(cost["macs"] - sum(saved)) if len(saved) == len(sparse) else None
 
 
 def _kept(run: Run, sparse: Sequence[Layer]) -> int:

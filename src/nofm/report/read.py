@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ _RUN_KEYS: dict[str, tuple[type, ...]] = {
 }
 _COST_MAY_HAVE = {f"{what}{which}": (int, float) for what in ("params", "weights", "macs") for which in ("", "_sparse")}
 _LAYER_KEYS: dict[str, tuple[type, ...]] = {"name": (str,), "kind": (str,), "shape": (list,), "pattern": (str,), "kept": (int,)}
-_LAYER_MAY_HAVE: dict[str, tuple[type, ...]] = {"groups": (int, type(None)), "note": (str, type(None))}
+_LAYER_MAY_HAVE: dict[str, tuple[type, ...]] = {"groups": (int, type(None)), "note": (str, type(None)), "macs": (int, float)}
 _NUMBER = (int, float, type(None))  # None: JSON has no NaN, so a writer may say null
 _EVENT_KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "start": {"resumed_from": (int, type(None))},
@@ -48,7 +48,7 @@ _EVENT_KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "end": {"metrics": (dict,), "seconds": _NUMBER},
     "error": {"message": (str,)},
 }
-_EVENT_MAY_HAVE: dict[str, dict[str, tuple[type, ...]]] = {"end": {"kept": (int,)}}
+_EVENT_MAY_HAVE: dict[str, dict[str, tuple[type, ...]]] = {"end": {"kept": (int,), "kept_in": (dict,)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A row of the run's layer table. `pattern` is "" for a dense layer, and `note` then says why."""
+    """A row of the run's layer table. `pattern` is "" for a dense layer, and `note` then says why. `kept` is what the end of the run says,
+    and before that, or where a run does not say it, what its beginning does. `macs` are those of all its weights, in one forward."""
 
     name: str
     kind: str
@@ -72,11 +73,23 @@ class Layer:
     groups: int
     kept: int
     note: str
+    macs: float | None = None
+    ended: bool = False  # whether `kept` is what the end says
 
     @property
     def unstructured(self) -> bool:
-        """Whether its method prunes anywhere: then the layer was whole when the table was made, and its groups say nothing."""
+        """Whether its method prunes anywhere: then the layer was whole when the run began, and its groups say nothing."""
         return self.pattern == "1:1"
+
+    @property
+    def settled(self) -> bool:
+        """Whether `kept` is what the trained layer keeps."""
+        return self.ended or not self.unstructured
+
+    @property
+    def macs_kept(self) -> float | None:
+        """Multiply-adds of the weights that are kept, where both are known."""
+        return None if self.macs is None or not self.settled else self.macs * self.kept / max(1, self.weights)
 
     @property
     def words(self) -> str:
@@ -161,6 +174,7 @@ def load(folder: Path) -> Run:
         if event.kind == "found":
             _check(folder / "events.jsonl", event.line, event.data["values"], dict.fromkeys(event.data["values"], (int, float)), "values.")
     counting = resumed(events)
+    layers = _at_the_end(folder / "events.jsonl", layers, counting)
     if not any(event.kind in ("train", "eval", "sad") for event in counting):
         raise ReportError(folder / "events.jsonl", "no train, eval or sad event yet, so there is nothing to report")
     ended = next((event.step for event in reversed(counting) if event.kind == "end"), None)
@@ -204,7 +218,17 @@ def _layer(path: Path, index: int, row: Any) -> Layer:
     if not all(type(extent) is int and extent >= 0 for extent in row["shape"]):
         raise ReportError(path, f"layers[{index}].shape is {row['shape']}, whole numbers are expected")
     name, kind, shape, pattern, kept = (row[key] for key in _LAYER_KEYS)
-    return Layer(name, kind, tuple(shape), pattern, row.get("groups") or 0, kept, row.get("note") or "")
+    return Layer(name, kind, tuple(shape), pattern, row.get("groups") or 0, kept, row.get("note") or "", row.get("macs"))
+
+
+def _at_the_end(path: Path, layers: tuple[Layer, ...], events: Sequence[Event]) -> tuple[Layer, ...]:
+    """The layers with what they keep when the run has ended."""
+    end = next((event for event in reversed(events) if event.kind == "end" and "kept_in" in event.data), None)
+    if end is None:
+        return layers
+    kept = end.data["kept_in"]
+    _check(path, end.line, kept, {layer.name: (int,) for layer in layers if layer.name in kept}, "kept_in.")
+    return tuple(replace(layer, kept=kept[layer.name], ended=True) if layer.name in kept else layer for layer in layers)
 
 
 def _events(path: Path) -> tuple[list[Event], list[str]]:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from .errors import ReportError
 from .files import write_whole
 from .measures import MEASURES, Measure
-from .numbers import computes_dense, total_sad
+from .numbers import computes_dense, macs_kept, total_sad
 from .read import Run, load
 from .study_curves import KnownCurves, curves_csv, curves_of, known_curves
 
@@ -59,7 +59,7 @@ class Measured:
     sad: float
     kept: float  # share of the weights of sparse layers that is kept
     params: int  # of the whole network, pruned ones left out
-    macs: float | None  # multiply-adds, by pattern; None for unstructured sparsity
+    macs: float | None  # multiply-adds with the weights that are kept; None where older runs of unstructured methods do not tell them
     epochs: float
     seconds: float | None
     commit: str | None  # of nofm's sources, or "nofm 0.1.0" where an installed version ran
@@ -88,7 +88,6 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
     # Layers that a budget was spent on to keep them dense are among those that it is a share of.
     spared = sum(layer.weights for layer in run.layers if layer.note.startswith("rule ")) if _has_budget(run) else 0
     cost = run.info["cost"] or {}
-    by_pattern = dense or any(layer.pattern != "1:1" for layer in sparse)
     return Measured(
         label=label,
         seed=run.seed,
@@ -98,7 +97,7 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         sad=(total_sad(run) or 0.0) / (weights + spared),
         kept=(kept + spared) / (weights + spared),
         params=int(cost.get("params", 0)) - (weights - kept),
-        macs=float(cost["macs" if dense else "macs_sparse"]) if by_pattern and cost else None,
+        macs=macs_kept(run),
         epochs=float(run.of("train")[-1].data.get("epoch", math.nan)),
         seconds=max(event.data["seconds"] for event in run.of("end")),  # a finished run that is resumed ends again at once
         commit=run.info["commit"] or f"nofm {run.info['versions'].get('nofm')}",
