@@ -64,11 +64,22 @@ def test_a_picture_shows_frame_prediction_and_truth_in_one_scale(tmp_path):
     truth[..., 0], wrong[..., 0] = 4.0, 2.0
     draw_flow(tmp_path / "new" / "x.png", frame, {"half": wrong}, truth)
     sheet = np.asarray(Image.open(tmp_path / "new" / "x.png"))
-    assert sheet.shape == (38, 98, 3)
+    assert sheet.shape == (20 + 20, 98, 3)
     assert sheet[30, 10].tolist() == [9, 9, 9]
     assert sheet[30, 44].tolist() == [255, 127, 127]
     assert sheet[30, 78].tolist() == [255, 0, 0]
-    assert (sheet[:18] < 128).any(), "titles are written"
+    assert (sheet[:20] < 128).any(), "titles are written"
+
+
+def test_titles_of_large_pictures_can_be_read_when_they_are_shown_small(tmp_path):
+    def heights(width):
+        frame, field = np.full((20, width, 3), 255, np.uint8), np.zeros((20, width, 2))
+        draw_flow(tmp_path / "x.png", frame, {"mine": field}, field)
+        sheet = np.asarray(Image.open(tmp_path / "x.png").convert("L"))[:-20, :width]
+        rows = np.flatnonzero((sheet < 128).any(1))
+        return rows[-1] - rows[0]
+
+    assert heights(1400) > 3 * heights(280)
 
 
 def test_a_picture_of_fields_that_do_not_fit_is_refused(tmp_path):

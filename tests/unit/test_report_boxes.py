@@ -71,10 +71,11 @@ def test_a_picture_has_predictions_beside_the_truth(tmp_path):
     path = tmp_path / "pictures" / "one.png"
     draw_detection(path, GREY, {"dense": objects(), "srste 2:4": objects()}, objects(scores=None), NAMES)
     picture = np.asarray(Image.open(path))
-    assert picture.shape == (420, 3 * 504 - 4, 3)
-    assert tuple(picture[20 + 150, 504 + 50]) == colour_of(0)
-    assert (picture[20 + 310, 504 + 390] == 100).all(), "not sure enough"
-    assert tuple(picture[20 + 310, 1008 + 390]) == colour_of(1), "the truth has no scores"
+    title = 24  # a line of letters of 1/32 of the width
+    assert picture.shape == (title + 400, 3 * 504 - 4, 3)
+    assert tuple(picture[title + 150, 504 + 50]) == colour_of(0)
+    assert (picture[title + 310, 504 + 390] == 100).all(), "not sure enough"
+    assert tuple(picture[title + 310, 1008 + 390]) == colour_of(1), "the truth has no scores"
     assert (picture[:, 500:504] == 255).all()
 
 

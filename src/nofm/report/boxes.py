@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .sheet import side_by_side
+
 __all__ = ["ObjectsLike", "colour_of", "detection_sheet", "draw_detection", "draw_objects"]
 
-_TITLE = 20  # pixels above each part of a picture
 _READABLE = 480  # pixels of width from which names can be read
 _COVER = 0.45  # how much of the image a mask hides
 _GOLDEN = 0.618034  # steps of this size around the colour wheel never come close to each other soon
@@ -90,21 +91,12 @@ def detection_sheet(
     least_score: float = 0.5,
 ) -> Any:
     """A picture: each named prediction, without what is less sure than `least_score`, and the truth, side by side."""
-    from PIL import Image, ImageDraw, ImageFont
-
     parts = {}
     for name, found in predictions.items():
         count = len(found.boxes) if found.scores is None else int((found.scores >= least_score).sum())
         parts[f"{name}: {count} found, score {least_score:g} or more"] = draw_objects(image_HW3, found, names, least_score)
     parts[f"truth: {len(truth.boxes)}"] = draw_objects(image_HW3, truth, names)
-    height, width = next(iter(parts.values())).shape[:2]
-    sheet = Image.new("RGB", (len(parts) * (width + 4) - 4, height + _TITLE), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    for column, (title, pixels) in enumerate(parts.items()):
-        left = column * (width + 4)
-        pen.text((left + 2, 2), title, fill="black", font=font)
-        sheet.paste(Image.fromarray(pixels), (left, _TITLE))
-    return sheet
+    return side_by_side(parts)
 
 
 def draw_detection(

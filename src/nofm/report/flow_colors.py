@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .sheet import side_by_side
+
 __all__ = ["draw_flow", "flow_sheet", "flow_to_rgb", "wheel"]
 
 # How many steps the wheel takes from each colour to the next: as many as the eye tells apart.
 _STEPS = (15, 6, 4, 11, 13, 6)
 _CORNERS = ((255, 0, 0), (255, 255, 0), (0, 255, 0), (0, 255, 255), (0, 0, 255), (255, 0, 255), (255, 0, 0))
 _TOO_LONG = 0.75  # how bright what is longer than `longest` remains
-_TITLE = 18  # pixels above each part of a picture
 
 
 def wheel() -> NDArray[np.float64]:
@@ -75,8 +76,6 @@ def flow_sheet(
     valid_HW: NDArray[Any] | None = None,
 ) -> Any:
     """The frame, each named prediction, and the true flow, side by side and in one scale, the true flow's longest: a Pillow image."""
-    from PIL import Image, ImageDraw
-
     known = np.ones(truth_HW2.shape[:2], bool) if valid_HW is None else np.asarray(valid_HW, bool)
     lengths = np.hypot(truth_HW2[..., 0], truth_HW2[..., 1])[known]
     longest = float(lengths.max()) if lengths.size else 0.0
@@ -87,11 +86,4 @@ def flow_sheet(
         error = np.hypot(*np.moveaxis(flow - truth_HW2, -1, 0))[known]
         parts[f"{name}: EPE {error.mean():.2f} px"] = flow_to_rgb(flow, longest)
     parts[f"true flow, up to {longest:.0f} px"] = flow_to_rgb(truth_HW2, longest, known)
-    height, width = frame_HW3.shape[:2]
-    sheet = Image.new("RGB", (len(parts) * (width + 4) - 4, height + _TITLE), "white")
-    pen = ImageDraw.Draw(sheet)
-    for column, (title, pixels) in enumerate(parts.items()):
-        left = column * (width + 4)
-        pen.text((left + 2, 3), title, fill="black")
-        sheet.paste(Image.fromarray(pixels), (left, _TITLE))
-    return sheet
+    return side_by_side(parts)
