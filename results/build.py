@@ -7,6 +7,9 @@ A region is what stands between two comments, and prose around it is left alone:
 
     <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions or figure
     <!-- end -->
+
+    <!-- generated: overview FILE.toml -->   what became of the paper's claims: which of them were measured where
+    <!-- end -->
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from nofm.report.errors import ReportError
 from nofm.report.study import read_facts, read_rows
-from nofm.report.study_tables import claims_markdown, conditions, table_markdown, texts
+from nofm.report.study_tables import claims_markdown, conditions, judgements, table_markdown, texts
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "results/README.md")
@@ -46,8 +50,29 @@ def _filled(root: Path, page: Path) -> str:
     return _REGION.sub(lambda m: f"{m[1]}{_region(root, page, m['what'])}\n{m['end']}", text)
 
 
+def _overview(root: Path, file: Path) -> str:
+    """A row for each place where a claim of the paper was measured.
+
+    The file has a `[[claim]]` for each: `paper`, its words, and `measured`, a list of [on what, BASE/STUDY, the study's claim].
+    """
+    lines = ["| the paper says | measured on | difference of means | 95 % interval | here |", "| --- | --- | --- | --- | --- |"]
+    for claim in tomllib.loads(file.read_text())["claim"]:
+        said = claim["paper"]
+        for on, study, text in claim["measured"]:
+            folder = root / "results" / study
+            facts = read_facts(folder / "study.json")
+            if text not in {each["text"] for each in facts["claims"]}:
+                raise ReportError(file, f"results/{study} has no claim {text!r}")
+            judged = judgements(facts, read_rows(folder / "runs.csv", facts)).get(text, ("", "", "not measured yet"))
+            lines.append(f"| {said} | {on} | {' | '.join(judged)} |")
+            said = ""
+    return "\n".join(lines)
+
+
 def _region(root: Path, page: Path, request: str) -> str:
     what, _, rest = request.partition(" ")
+    if what == "overview":
+        return _overview(root, root / "results" / rest)
     study, *words = shlex.split(rest) or [""]
     globs = [word for word in words if not word.startswith("head=")]
     head = next((word.removeprefix("head=") for word in words if word.startswith("head=")), "")
@@ -69,7 +94,7 @@ def _region(root: Path, page: Path, request: str) -> str:
     if what == "figure":
         place = (folder / "figure.png").relative_to(page.parent)
         return f"![{facts['title']}: score, mask movement and every run]({place.as_posix()})"
-    raise ReportError(page, f"generated: {request}: {what!r} is none of table, brief, claims, conditions, figure")
+    raise ReportError(page, f"generated: {request}: {what!r} is none of overview, table, brief, claims, conditions, figure")
 
 
 def main() -> int:

@@ -75,7 +75,7 @@ def test_prose_is_left_alone(build, copy):
     ("old", "new", "message"),
     [
         ("<!-- end -->", "", "README.md: 1 regions begin, 0 end"),
-        ("generated: brief", "generated: short", "'short' is none of table, brief"),
+        ("generated: brief", "generated: short", "'short' is none of overview, table, brief"),
         ("cifar10-resnet20/table1", "cifar10-resnet20/table9", "results/cifar10-resnet20/table9 has no study.json"),
     ],
     ids=["no end", "no such thing", "no such study"],
@@ -84,3 +84,25 @@ def test_a_region_that_cannot_be_made_is_an_error(old, new, message, build, copy
     edited(copy / "README.md", old, new)
     with pytest.raises(ReportError, match=message):
         build.built(copy)
+
+
+def test_a_claim_that_no_study_has_is_an_error(build, copy):
+    edited(copy / "results/claims.toml", "SR-STE is above STE at 1:16", "SR-STE is above STE at 1:32")
+    with pytest.raises(ReportError, match=r"claims\.toml: results/cifar10-resnet20/table1 has no claim 'SR-STE is above STE at 1:32'"):
+        build.built(copy)
+
+
+def test_the_overview_says_what_the_runs_say(build, copy):
+    """Of two rows of a claim one loses its runs, and the other's are turned round."""
+    runs = copy / "results/cifar10-resnet20/table1/runs.csv"
+    lines = [line for line in runs.read_text().splitlines(keepends=True) if not line.startswith("STE 1:4,")]
+    swapped = [{"SR-STE 1:16": "STE 1:16", "STE 1:16": "SR-STE 1:16"}.get(line.split(",")[0]) for line in lines]
+    configs = {line.split(",")[0]: line.split(",")[2] for line in lines}
+    out = []
+    for line, name in zip(lines, swapped, strict=True):
+        fields = line.split(",")
+        out.append(line if name is None else ",".join([name, fields[1], configs[name], *fields[3:]]))
+    runs.write_text("".join(out))
+    overview = build.built(copy)[copy / "results/README.md"].partition("overview")[2].partition("<!-- end -->")[0]
+    assert "| SR-STE is above STE | CIFAR-10, 1:16 | -2.33 points | -2.56 to -2.09 | fails |" in overview
+    assert "|  | CIFAR-10, 1:4 |  |  | not measured yet |" in overview

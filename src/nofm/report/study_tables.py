@@ -174,20 +174,28 @@ def _claim_numbers(facts: Facts, claim: Facts, rows: Rows) -> dict[str, Any]:
 
 def claims_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True) -> str:
     """The claims of wanted rows that there are runs for, and what the words of the last column mean."""
-    measure = MEASURES[facts["task"]]
     lines = ["| claim | difference of means | 95 % interval | here |", "| --- | --- | --- | --- |"]
-    level = False
+    judged, level = judgements(facts, rows), False
     for claim in facts["claims"]:
-        interval = _interval(claim, rows)
-        if interval is not None and wanted(claim["first"]) and wanted(claim["second"]):
-            mean, low, high = _shown(claim, interval, measure)
-            lines.append(f"| {claim['text']} | {mean} | {low} to {high} | {verdict(claim, interval, measure)} |")
+        if claim["text"] in judged and wanted(claim["first"]) and wanted(claim["second"]):
+            lines.append(f"| {claim['text']} | {' | '.join(judged[claim['text']])} |")
             level = level or claim["level"]
     if len(lines) == 2:
         return "No claim can be judged yet: that takes two seeds or more of each of its rows (--seeds)."
     words = "holds: all of the interval is on the side that the claim says; fails: on the other; open: neither."
-    words += f" Level: all of it within ± {measure.level:g}." if level else ""
+    words += f" Level: all of it within ± {MEASURES[facts['task']].level:g}." if level else ""
     return "\n".join([*lines, "", words])
+
+
+def judgements(facts: Facts, rows: Rows) -> dict[str, tuple[str, str, str]]:
+    """The claims that there are runs for, by their words: difference of means, interval, verdict."""
+    measure, found = MEASURES[facts["task"]], {}
+    for claim in facts["claims"]:
+        interval = _interval(claim, rows)
+        if interval is not None:
+            mean, low, high = _shown(claim, interval, measure)
+            found[claim["text"]] = (mean, f"{low} to {high}", verdict(claim, interval, measure))
+    return found
 
 
 def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str, str]:
