@@ -10,6 +10,9 @@ A region is what stands between two comments, and prose around it is left alone:
 
     <!-- generated: overview FILE.toml -->   what became of the paper's claims: which of them were measured where
     <!-- end -->
+
+    <!-- generated: across head=TEXT BASE/STUDY=NAME ... row=LABEL ... -->   a line for each study, a column for each row
+    <!-- end -->
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from nofm.report.errors import ReportError
+from nofm.report.measures import MEASURES
 from nofm.report.study import read_facts, read_rows
-from nofm.report.study_tables import claims_markdown, conditions, judgements, table_markdown, texts
+from nofm.report.study_tables import claims_markdown, conditions, judgements, score_text, table_markdown, texts
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "results/README.md")
@@ -69,10 +74,26 @@ def _overview(root: Path, file: Path) -> str:
     return "\n".join(lines)
 
 
+def _across(root: Path, page: Path, words: Sequence[str]) -> str:
+    """The scores of the same rows in several studies."""
+    given = [tuple(word.split("=", 1)) for word in words]
+    labels = [value for key, value in given if key == "row"]
+    lines = ["| " + " | ".join([dict(given).get("head", ""), *labels]) + " |", "|" + " --- |" * (len(labels) + 1)]
+    for study, name in ((key, value) for key, value in given if key not in ("row", "head")):
+        facts = read_facts(root / "results" / study / "study.json")
+        rows, measure = read_rows(root / "results" / study / "runs.csv", facts), MEASURES[facts["task"]]
+        if missing := [label for label in labels if not rows.get(label)]:
+            raise ReportError(page, f"generated: across: results/{study} has no runs of {', '.join(missing)}")
+        lines.append("| " + " | ".join([f"{name}: {measure.words}", *(score_text(rows[label], measure) for label in labels)]) + " |")
+    return "\n".join(lines)
+
+
 def _region(root: Path, page: Path, request: str) -> str:
     what, _, rest = request.partition(" ")
     if what == "overview":
         return _overview(root, root / "results" / rest)
+    if what == "across":
+        return _across(root, page, shlex.split(rest))
     study, *words = shlex.split(rest) or [""]
     globs = [word for word in words if not word.startswith("head=")]
     head = next((word.removeprefix("head=") for word in words if word.startswith("head=")), "")
@@ -94,7 +115,7 @@ def _region(root: Path, page: Path, request: str) -> str:
     if what == "figure":
         place = (folder / "figure.png").relative_to(page.parent)
         return f"![{facts['title']}: score, mask movement and every run]({place.as_posix()})"
-    raise ReportError(page, f"generated: {request}: {what!r} is none of overview, table, brief, claims, conditions, figure")
+    raise ReportError(page, f"generated: {request}: {what!r} is none of overview, across, table, brief, claims, conditions, figure")
 
 
 def main() -> int:

@@ -74,8 +74,8 @@ def test_prose_is_left_alone(build, copy):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("<!-- end -->", "", "README.md: 1 regions begin, 0 end"),
-        ("generated: brief", "generated: short", "'short' is none of overview, table, brief"),
+        ("<!-- end -->", "", "README.md: 2 regions begin, 1 end"),
+        ("generated: brief", "generated: short", "'short' is none of overview, across, table, brief"),
         ("cifar10-resnet20/table1", "cifar10-resnet20/table9", "results/cifar10-resnet20/table9 has no study.json"),
     ],
     ids=["no end", "no such thing", "no such study"],
@@ -106,3 +106,9 @@ def test_the_overview_says_what_the_runs_say(build, copy):
     overview = build.built(copy)[copy / "results/README.md"].partition("overview")[2].partition("<!-- end -->")[0]
     assert "| SR-STE is above STE | CIFAR-10, 1:16 | -2.33 points | -2.56 to -2.09 | fails |" in overview
     assert "|  | CIFAR-10, 1:4 |  |  | not measured yet |" in overview
+
+
+def test_rows_that_a_study_has_no_runs_of_are_named(build, copy):
+    edited(copy / "README.md", '"row=SR-STE 2:8" -->', '"row=SR-STE 9:8" -->')
+    with pytest.raises(ReportError, match="across: results/multi30k-small/translation has no runs of SR-STE 9:8"):
+        build.built(copy)

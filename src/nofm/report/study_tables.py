@@ -95,7 +95,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
     elsewhere, alone = [] if brief else _evaluations(rows), watched_alone([row for row, _ in there])
     columns: dict[str, list[str]] = {
         "": [row["label"] for row, _ in there],
-        measure.words: [_text(_stat(found, lambda run: measure.factor * run.score), measure.digits) for _, found in there],
+        measure.words: [score_text(found, measure) for _, found in there],
         **{words: [_beside(found, metric, measure) for _, found in there] for metric, words in measure.beside},
         **{f"{name}: {measure.words}": [_evaluation_text(found, name, measure) for _, found in there] for name in elsewhere},
         "weights kept in sparse layers": [f"{_text(_stat(found, lambda run: 100 * run.kept), 1, silent=0.05)} %" for _, found in there],
@@ -144,6 +144,11 @@ def _beside(found: Sequence[Measured], metric: str, measure: Measure) -> str:
     of = "ema_" if found[0].metric.startswith("ema_") else ""
     values = stat(measure.factor * run.metrics[f"{of}{metric}"] for run in found if f"{of}{metric}" in run.metrics)
     return "" if values is None else _text(values, measure.digits)
+
+
+def score_text(found: Sequence[Measured], measure: Measure) -> str:
+    """The score of a row, as its task counts it."""
+    return _text(_stat(found, lambda run: measure.factor * run.score), measure.digits)
 
 
 def _text(value: Stat, digits: int, silent: float = 0.0) -> str:
