@@ -1,0 +1,82 @@
+"""Rivals of tables 2 and 3 run as their authors ran them, as far as a run of another length can; what was trained stays what it was."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from nofm.engine.build import make_method
+from nofm.engine.config import RunConfig
+from nofm.engine.resolve import digest, to_dict
+from nofm.engine.schedule import Lengths
+from nofm.recipes import find
+from nofm.recipes.studies import STUDIES
+
+RESULTS = Path(__file__).parents[2] / "results" / "cifar10-resnet20"
+STEPS_OF_AN_EPOCH = {"cifar10/resnet20": 97, "cifar10/resnet18": 195, "imagenet/resnet50": 5004, "digits": 22}
+
+
+def configs(study: str, base: RunConfig) -> dict[str, RunConfig]:
+    return {row.label: row.config for row in STUDIES[study](base).rows}
+
+
+def as_trained() -> RunConfig:
+    """The base of the runs under results/, as its README has them made."""
+    base = find("cifar10/resnet20")
+    return dataclasses.replace(base, engine=dataclasses.replace(base.engine, epochs=60, precision="bf16", log_every=97))
+
+
+@pytest.mark.parametrize("study", ["table2", "table3"])
+def test_rows_that_are_trained_keep_their_configurations(study):
+    """Or their runs would have to be made again: a study looks for them by this digest."""
+    trained = {run["label"]: run["config"] for run in csv.DictReader((RESULTS / study / "runs.csv").read_text().splitlines())}
+    made = {label: digest(to_dict(config)) for label, config in configs(study, as_trained()).items()}
+    assert len(trained) >= 3
+    assert {label: made[label] for label in trained} == trained
+
+
+def rewirings(name: str, label: str) -> tuple[list[int], int]:
+    """The steps at which a rival rewires, and the steps of its run."""
+    config = configs("table3", find(name))[label]
+    lengths = Lengths(config, STEPS_OF_AN_EPOCH[name])
+    method = make_method(config, lengths)
+    return [number for number in range(1, lengths.total + 1) if method.rewires(number)], lengths.total
+
+
+@pytest.mark.parametrize("name", STEPS_OF_AN_EPOCH)
+@pytest.mark.parametrize(("label", "in_an_epoch", "until"), [("SET 95 %", 1, 0.75), ("SNFS 95 %", 1, 0.75), ("DSR 95 %", 2, 0.95)])
+def test_rewirings_go_by_epochs(name, label, in_an_epoch, until):
+    """As their authors' do: by steps, SNFS would drop half of its weights fifty times in an epoch of ImageNet, and in the 400 steps of
+    the digits DSR would rewire twice, with a threshold that is still far below its weights."""
+    steps, total = rewirings(name, label)
+    assert len(steps) == pytest.approx(until * total / STEPS_OF_AN_EPOCH[name] * in_an_epoch, abs=1.5)
+    assert until * total - STEPS_OF_AN_EPOCH[name] <= steps[-1] < until * total
+
+
+@pytest.mark.parametrize("name", ["cifar10/resnet20", "cifar10/resnet18"])
+def test_thresholds_of_str_open_early_and_in_no_haste(name):
+    """By decay alone: when they open (s = -10), and how fast s rises to -3, where a small layer has lost almost all. In a twentieth of
+    the run, and on to 0, they empty layers before the loss can hold them (see `table3`)."""
+    for label, config in configs("table3", find(name)).items():
+        if not label.startswith("STR"):
+            continue
+        rates, s, opened = rates_of(config, STEPS_OF_AN_EPOCH[name]), make_method(config).initial, None
+        total_decay = config.optim.weight_decay + make_method(config).decay
+        for number, rate in enumerate(rates, 1):
+            s *= math.exp(-rate * total_decay / (1 - config.optim.momentum))
+            opened = number if opened is None and s > -10 else opened
+        assert opened is not None
+        assert 0.1 < opened / len(rates) < 0.5, label
+        assert -7 < s < -2, label
+
+
+def rates_of(config: RunConfig, steps_of_an_epoch: int) -> list[float]:
+    """The learning rates of a run, by hand: a linear warm-up and half a cosine."""
+    lengths = Lengths(config, steps_of_an_epoch)
+    rise, fall = lengths.warmup, lengths.total - lengths.warmup
+    up = [config.optim.lr * (i + 1) / (rise + 1) for i in range(rise)]
+    return up + [config.optim.lr / 2 * (1 + math.cos(math.pi * i / fall)) for i in range(fall)]
