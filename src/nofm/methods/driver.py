@@ -26,6 +26,7 @@ from ..layers import SparseModule
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .finite import FiniteWatch
+from .nesting import Nesting
 from .one_pass import OnePass
 
 __all__ = ["Driver"]
@@ -44,11 +45,14 @@ class Driver:
         self.known_params: list[list[Tensor]] = []
         self.groups: dict[int, dict[str, Any]] = {}
         self.current: Step | None = None
+        self.nesting = Nesting(optimizer)
         self.watch = FiniteWatch()
         self.fleet = Fleet()
         self.one_pass = OnePass(optimizer, self.watch) if fused else None
         why = "nofm's method works between the compiled parts of optimizer.step; compile it without fullgraph=True"
         self._uncompiled = torch.compiler.disable(_call, reason=why)
+        if not getattr(type(optimizer).step, "hooked", False):  # a wrapper that leaves out Optimizer.__init__ (timm's Lookahead)
+            optimizer._patch_step_function()
         self.hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def remove(self) -> None:
@@ -58,6 +62,8 @@ class Driver:
             self.one_pass.remove()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        if not self.nesting.enters():
+            return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._at_moment(self._before_step)
@@ -77,7 +83,8 @@ class Driver:
         return wrapped
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._at_moment(self._after_step)
+        if self.nesting.leaves():
+            self._at_moment(self._after_step)
 
     def _at_moment(self, work: Callable[[bool], None]) -> None:
         if torch.compiler.is_compiling():  # in compiled code that is always so, and only there
