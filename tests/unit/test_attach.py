@@ -6,8 +6,6 @@ weight is the method. With decay d and plain SGD a pruned weight w then becomes 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,63 +115,6 @@ def test_a_closure_makes_the_gradients_inside_the_step(call, method):
 # ---- which weights take part ----
 
 
-class OwnStep(torch.optim.SGD):
-    """As people write them: something of one's own around the step of torch."""
-
-    fails = False
-
-    def step(self, closure=None):
-        if self.fails:
-            raise InterruptedError("in the middle of a step")
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("fails_first", [False, True], ids=["", "after a step that failed"])
-def test_a_step_that_calls_its_parents_step_is_one_step(placement, fails_first):
-    """torch calls the hooks of both, as soon as somebody has made an SGD as well."""
-    model = network()
-    before = weights(model)
-    torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizer = OwnStep(model.parameters(), lr=0.5)
-    handle = nofm.attach(nofm.SRSTE(decay=DECAY, placement=placement), model, optimizer)
-    if fails_first:
-        optimizer.fails = True
-        zero_gradients(model)
-        with pytest.raises(InterruptedError):
-            optimizer.step()
-        optimizer.fails = False
-    for number in (1, 2):
-        zero_gradients(model)
-        optimizer.step()
-        before = [decayed(weight, 0.5) for weight in before]
-        assert handle.step == number
-    torch.testing.assert_close(weights(model), before, rtol=1e-12, atol=0)
-
-
-class Wrapper(torch.optim.Optimizer):
-    """An optimizer around another that leaves out `Optimizer.__init__`, as timm's Lookahead does. torch puts hooks there, or in the first
-    `zero_grad`."""
-
-    def __init__(self, inner):
-        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-        self.inner, self.param_groups, self.defaults, self.state = inner, inner.param_groups, inner.defaults, inner.state
-
-    def step(self, closure=None):
-        return self.inner.step(closure)
-
-
-def test_the_first_step_of_a_wrapper_is_not_missed():
-    model = network()
-    before = weights(model)
-    optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.5))
-    handle = nofm.attach(SRSTE, model, optimizer)
-    zero_gradients(model)
-    optimizer.step()
-    assert handle.step == 1
-    torch.testing.assert_close(weights(model), [decayed(weight, 0.5) for weight in before], rtol=1e-12, atol=0)
-
-
 def test_several_optimizers_each_move_their_own():
     model = network()
     before = weights(model)
@@ -221,7 +162,8 @@ def test_a_weight_that_does_not_train_needs_no_optimizer_until_it_does():
 
 
 def attach_twice(model):
-    nofm.attach(SRSTE, model, torch.optim.SGD(model.parameters()))
+    optimizer = torch.optim.SGD(model.parameters())
+    nofm.attach(SRSTE, model, optimizer)
     nofm.attach(SRSTE, model, torch.optim.SGD(model.parameters()))
 
 

@@ -24,6 +24,7 @@ from ..errors import OptimizerError
 from ..kernels.multi import Fleet
 from ..layers import SparseModule
 from ..site import Site
+from . import following
 from .base import Memory, Method, OwnedWeight, Step
 from .finite import FiniteWatch
 from .nesting import Nesting
@@ -46,6 +47,8 @@ class Driver:
         self.groups: dict[int, dict[str, Any]] = {}
         self.current: Step | None = None
         self.nesting = Nesting(optimizer)
+        self.pulse = following.Pulse(type(method).__name__)
+        following.follow(self.pulse, [(site.key, param) for site, param in self.follow])
         self.watch = FiniteWatch()
         self.fleet = Fleet()
         self.one_pass = OnePass(optimizer, self.watch) if fused else None
@@ -56,6 +59,7 @@ class Driver:
         self.hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def remove(self) -> None:
+        following.unfollow(self.pulse)
         for hook in self.hooks:
             hook.remove()
         if self.one_pass is not None:
@@ -93,6 +97,7 @@ class Driver:
             work(False)
 
     def _before_step(self, compiled: bool) -> None:
+        self.pulse.calls += 1
         if self.number == 0 and self.method.counts_steps() and any(self.optimizer.state.get(param) for _, param in self.follow):
             warnings.warn(
                 f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
@@ -108,6 +113,7 @@ class Driver:
             self.method.before_step(step)
 
     def _after_step(self, compiled: bool) -> None:
+        self.pulse.calls += 1
         step, self.current = self.current, None
         if self.one_pass is not None:
             self.one_pass.check_moved()
