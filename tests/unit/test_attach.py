@@ -179,6 +179,10 @@ def attach_to_a_weight_tied_to_an_attached_one(model):
 REFUSED = {
     "owns none": (lambda m: nofm.attach(SRSTE, m, torch.optim.SGD(nn.Linear(2, 2).parameters())), "this SGD owns no sparse weight"),
     "owns a part": (lambda m: nofm.attach(SRSTE, m, torch.optim.SGD(m[0].parameters())), r"no optimizer given to attach owns 1\.weight"),
+    "nothing trains": (
+        lambda m: nofm.attach(SRSTE, m.requires_grad_(False), torch.optim.SGD(nn.Linear(2, 2).parameters())),
+        r"no sparse weight of this model trains \(0\.weight has requires_grad=False\)",
+    ),
     "one of two owns none": (
         lambda m: nofm.attach(SRSTE, m, [torch.optim.SGD(m.parameters()), torch.optim.AdamW(nn.Linear(2, 2).parameters())]),
         "this AdamW owns no sparse weight",

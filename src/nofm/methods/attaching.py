@@ -131,6 +131,9 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
 
     Several optimizers: pass them all; each weight follows the steps of the one that owns it.
 
+    A copy of the model, an average (EMA) say, has no method. What a method changes later in how layers see their weights (ASP's and
+    `begin_at`'s pruning, the masks of unstructured methods), the copy does not take over: make it after that.
+
     fused=True: SR-STE's term is added inside the optimizer's own pass over the weights, on a GPU, so that it costs no time of its own.
     For torch.optim.SGD, Adam and AdamW, whose state stays what it is. Weights that no kernel serves take the usual way
     (`Handle.unfused` names them). After a step `.grad` holds what backward left there, without the term.
@@ -196,6 +199,11 @@ def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Op
             mine[owner[0]].append(site)
         else:
             (orphans if site.weight.requires_grad else resting).append(site)
+    if resting and not orphans and not any(mine):
+        raise OptimizerError(
+            f"no sparse weight of this model trains ({resting[0].key} has requires_grad=False), so a method has nothing to do; layers "
+            "compute with their N:M weights without one"
+        )
     for optimizer, owned in zip(optimizers, mine, strict=True):
         if not owned:
             raise OptimizerError(
