@@ -191,6 +191,7 @@ REFUSED = {
         lambda m: nofm.attach(SRSTE, m, [torch.optim.SGD(m.parameters()), torch.optim.SGD(m[1].parameters())]),
         r"1\.weight is in 2 of the optimizers",
     ),
+    "on meta": (lambda m: nofm.attach(nofm.ASP(), m.to("meta"), torch.optim.SGD(m.parameters())), r"0\.weight is on the meta device"),
     "none given": (lambda m: nofm.attach(SRSTE, m, []), "at least one optimizer"),
     "LBFGS": (lambda m: nofm.attach(SRSTE, m, torch.optim.LBFGS(m.parameters())), "LBFGS evaluates the loss many times"),
     "no optimizer": (lambda m: nofm.attach(SRSTE, m, [m]), "attach needs torch optimizers, got Sequential"),

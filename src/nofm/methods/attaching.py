@@ -161,6 +161,8 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     if fused and not method.fusible():
         raise OptimizerError(f"fused=True puts SR-STE's term into the optimizer's step, and {method} has none there; attach without it")
     for site in found:
+        if site.weight.is_meta:
+            raise OptimizerError(f"{site.key} is on the meta device, so it has no values yet; attach after to_empty() and loading")
         shards.check_groups_whole(site.name, site.weight, site.grouping)
         check_finite(shards.local(site.weight.detach()), site.key)
     return Handle(method, model, optimizers, fused)
