@@ -8,19 +8,20 @@ is an error. The model is touched only after everything has been decided.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Literal, get_args
 
 import torch
 from torch import nn
 
-from . import bulk, shards
+from . import bulk, shards, ste
 from .choose import Choice, Preset, Rules, find_candidates, parse_rules, share_ties
 from .errors import LayerError
 from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
 from .masks import check_finite
 from .overview import Summary, forget_reasons, remember_reason, summary
-from .site import sites
+from .site import Site, sites
 
 __all__ = ["Preset", "Rules", "densify_", "fold_", "sparsify_", "unwrap"]
 
@@ -92,9 +93,21 @@ def fold_(model: nn.Module) -> nn.Module:
     for site in found:
         shards.check_groups_whole(site.name, site.weight, site.grouping)
         check_finite(shards.local(site.weight), site.key)
+    _warn_about_dense(found)
     for site in found:
         shards.local(site.weight).copy_(site.seen())
     return densify_(model)
+
+
+def _warn_about_dense(found: list[Site]) -> None:
+    """Say so where folding leaves weights as they are, though they have a pattern."""
+    if dense := [site.name for site in found if site.lens is ste.dense and site.grouping.pattern.n < site.grouping.pattern.m]:
+        others = f" and {len(dense) - 1} more layers compute" if len(dense) > 1 else " computes"
+        warnings.warn(
+            f"{dense[0]}{others} with all weights, so fold_ writes no zeros: by the method Dense, before the step at which ASP or begin_at "
+            "prunes, or in a copy (EMA) made before it; densify_ and sparsify_ it, then fold_",
+            stacklevel=4,  # who has called fold_, under torch's no_grad
+        )
 
 
 def densify_(model: nn.Module) -> nn.Module:

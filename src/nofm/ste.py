@@ -158,12 +158,16 @@ class _MaskedStraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, grouping: Grouping, dtype: torch.dtype) -> Tensor:
-        ctx.dtype = weight.dtype
+        ctx.dtype, ctx.seen_dtype = weight.dtype, dtype
         return masked(weight, grouping, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.to(ctx.dtype), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return tangent.to(ctx.seen_dtype)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -182,6 +186,10 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent
 
 
 class _RefinedStraightThrough(torch.autograd.Function):

@@ -11,7 +11,8 @@ import torch
 from layer_oracle import assert_computes_like, assert_same, assert_weights_are_the_parameters, keep, masked_twin
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import nofm
@@ -219,6 +220,51 @@ def test_vmap_over_stacked_models(options: dict[str, Any]) -> None:
     for i, twin in enumerate(twins):
         twin(x).square().sum().backward()
         torch.testing.assert_close(gradients["0.weight"][i], twin[0].weight.grad, rtol=1e-5, atol=1e-6)
+
+
+# Transforms over something else than the weights, which then are ordinary tensors, but what is made from them is not.
+_AROUND: dict[str, Any] = {
+    "grad of inputs": lambda m: grad(lambda x: m(x).square().sum())(_X),
+    "grad of a bias": lambda m: grad(lambda bias: functional_call(m, {"conv.bias": bias}, (_X,)).square().sum())(m.conv.bias.detach()),
+    "jacrev": lambda m: jacrev(m)(_X[:1]),
+    "jvp": lambda m: jvp(m, (_X,), (_X,))[1],
+    "jacfwd": lambda m: jacfwd(lambda bias: functional_call(m, {"head.bias": bias}, (_X,)))(m.head.bias.detach()),
+    "hessian": lambda m: hessian(lambda bias: functional_call(m, {"head.bias": bias}, (_X,)).square().sum())(m.head.bias.detach()),
+    "vmap": lambda m: vmap(lambda x: m(x[None])[0])(_X),
+    "vmap of a layer": lambda m: vmap(m.head)(_X[:, :, 0, 0]),
+    "grad of a layer": lambda m: grad(lambda x: m.head(x).square().sum())(_X[:, :, 0, 0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning", "ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("transform", _AROUND.values(), ids=_AROUND)
+def test_transforms_over_other_things_than_weights(transform: Any) -> None:
+    model = _sparse(0)
+    torch.testing.assert_close(transform(model), transform(nofm.fold_(_sparse(0))), rtol=1e-5, atol=1e-6)
+    assert_weights_are_the_parameters(model)
+
+
+@pytest.mark.parametrize("part", ["", "head"], ids=["model", "layer"])
+@pytest.mark.parametrize("way", ["torch.func", "dual numbers"])
+def test_forward_mode_is_the_transpose_of_backward(part: str, way: str) -> None:
+    """The derivative of a straight-through weight is the identity in both."""
+    module = _sparse(0).get_submodule(part)
+    x = torch.randn(2, 8) if part else _X
+    weights = {name: p.detach() for name, p in module.named_parameters()}
+    tangents = {name: torch.randn_like(p) for name, p in weights.items()}
+
+    def call(given: dict[str, Tensor]) -> Tensor:
+        return functional_call(module, given, (x,))
+
+    if way == "torch.func":
+        out, tangent = jvp(call, (weights,), (tangents,))
+    else:
+        with forward_ad.dual_level():
+            out, tangent = forward_ad.unpack_dual(call({name: forward_ad.make_dual(weights[name], tangents[name]) for name in weights}))
+    cotangent = torch.randn_like(out)
+    (gradients,) = vjp(call, weights)[1](cotangent)
+    backward = sum((gradients[name] * tangents[name]).sum() for name in weights)
+    torch.testing.assert_close((tangent * cotangent).sum(), backward, rtol=1e-4, atol=1e-5)
 
 
 # ---- gradient checkpointing ----

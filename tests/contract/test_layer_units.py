@@ -179,6 +179,49 @@ class ReadsMore(Reads):
         return super().forward(x) + 1
 
 
+class OtherName(nn.Module):
+    """Calls itself something else."""
+
+    def __init__(me) -> None:
+        super().__init__()
+        me.qkv, me.told = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(me, x: Tensor) -> Tensor:
+        return F.linear(me.told(x), me.qkv.weight)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+        self.norm = nn.LayerNorm(16)
+
+
+class InALoop(Layers):
+    """Reads weights of children that its source does not spell out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.linear(x, layer.weight, layer.bias).tanh()
+        return x
+
+
+class ByIndex(Layers):
+    """By a way that is no chain of names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.layers[1].weight.t() + getattr(self.layers, "0").weight)
+
+
+class Calls(Layers):
+    """Asks for facts of weights and for biases, and calls the layers. ("layer.weight" here is no read.)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:  # layer.weight
+            x = layer(x.to(layer.weight.dtype)) + layer.bias + len(layer.weight.shape)
+        return x
+
+
 _WITHOUT_SOURCE: dict[str, Any] = {"nn": nn, "F": F}
 exec(  # as if typed at a prompt
     "class Typed(nn.Module):\n"
@@ -192,14 +235,27 @@ exec(  # as if typed at a prompt
 
 @pytest.mark.parametrize(
     ("make", "read"),
-    [(Reads, ["qkv"]), (ReadsMore, ["qkv"]), (_WITHOUT_SOURCE["Typed"], ["qkv"]), (lambda: nn.Sequential(nn.Linear(4, 4)), [])],
-    ids=["reader", "subclass", "no-source", "not-a-reader"],
+    [
+        (Reads, ["qkv"]),
+        (ReadsMore, ["qkv"]),
+        (_WITHOUT_SOURCE["Typed"], ["qkv"]),
+        (InALoop, ["layers.0", "layers.1"]),
+        (ByIndex, ["layers.0", "layers.1"]),
+        (OtherName, ["qkv"]),
+        (Calls, []),
+        (lambda: nn.Sequential(nn.Linear(4, 4)), []),
+    ],
+    ids=["reader", "subclass", "no-source", "loop", "index", "other-name", "calls", "not-a-reader"],
 )
 def test_which_children_a_forward_reads(make: Any, read: list[str]) -> None:
     assert children_read(make()) == read
 
 
-@pytest.mark.parametrize("make", [Reads, ReadsMore, _WITHOUT_SOURCE["Typed"]], ids=["reader", "subclass", "no-source"])
+@pytest.mark.parametrize(
+    "make",
+    [Reads, ReadsMore, _WITHOUT_SOURCE["Typed"], InALoop, ByIndex, OtherName, Calls],
+    ids=["reader", "subclass", "no-source", "loop", "index", "other-name", "calls"],
+)
 def test_a_module_that_reads_its_childs_weight_reads_the_masked_one(make: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(make(), nn.ReLU())

@@ -162,7 +162,8 @@ def test_a_weight_that_does_not_train_needs_no_optimizer_until_it_does():
 
 
 def attach_twice(model):
-    nofm.attach(SRSTE, model, torch.optim.SGD(model.parameters()))
+    optimizer = torch.optim.SGD(model.parameters())
+    nofm.attach(SRSTE, model, optimizer)
     nofm.attach(SRSTE, model, torch.optim.SGD(model.parameters()))
 
 
@@ -178,6 +179,10 @@ def attach_to_a_weight_tied_to_an_attached_one(model):
 REFUSED = {
     "owns none": (lambda m: nofm.attach(SRSTE, m, torch.optim.SGD(nn.Linear(2, 2).parameters())), "this SGD owns no sparse weight"),
     "owns a part": (lambda m: nofm.attach(SRSTE, m, torch.optim.SGD(m[0].parameters())), r"no optimizer given to attach owns 1\.weight"),
+    "nothing trains": (
+        lambda m: nofm.attach(SRSTE, m.requires_grad_(False), torch.optim.SGD(nn.Linear(2, 2).parameters())),
+        r"no sparse weight of this model trains \(0\.weight has requires_grad=False\)",
+    ),
     "one of two owns none": (
         lambda m: nofm.attach(SRSTE, m, [torch.optim.SGD(m.parameters()), torch.optim.AdamW(nn.Linear(2, 2).parameters())]),
         "this AdamW owns no sparse weight",
@@ -186,6 +191,7 @@ REFUSED = {
         lambda m: nofm.attach(SRSTE, m, [torch.optim.SGD(m.parameters()), torch.optim.SGD(m[1].parameters())]),
         r"1\.weight is in 2 of the optimizers",
     ),
+    "on meta": (lambda m: nofm.attach(nofm.ASP(), m.to("meta"), torch.optim.SGD(m.parameters())), r"0\.weight is on the meta device"),
     "none given": (lambda m: nofm.attach(SRSTE, m, []), "at least one optimizer"),
     "LBFGS": (lambda m: nofm.attach(SRSTE, m, torch.optim.LBFGS(m.parameters())), "LBFGS evaluates the loss many times"),
     "no optimizer": (lambda m: nofm.attach(SRSTE, m, [m]), "attach needs torch optimizers, got Sequential"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -139,3 +140,22 @@ def test_fold_keeps_what_autograd_knows(net: Net) -> None:
     assert net.conv.weight.is_leaf
     net(_X).sum().backward()
     assert net.conv.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "warns"),
+    [(nofm.Dense(), True), (nofm.ASP(prune_at=3), True), (nofm.SRSTE(begin_at=3), True), (nofm.SRSTE(), False), (nofm.ASP(), False)],
+    ids=str,
+)
+def test_fold_says_where_nothing_is_pruned(method: nofm.Method, warns: bool) -> None:
+    """In a copy, too: an average that was made before a dense start has ended goes on being dense."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    nofm.sparsify_(model, {"0": "2:4", "1": "2:4", "2": None})
+    nofm.attach(method, model, torch.optim.SGD(model.parameters()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        folded = nofm.fold_(copy.deepcopy(model))
+    said = [str(warning.message).partition(":")[0] for warning in caught]
+    assert said == ["0 and 1 more layers compute with all weights, so fold_ writes no zeros"] * warns
+    assert [warning.filename for warning in caught] == [__file__] * warns
+    assert bool((folded[0].weight != 0).all()) == warns

@@ -6,10 +6,13 @@ Exit codes: 0 done; 1 `nofm check` found weights that are not N:M; 2 the user ca
 
 from __future__ import annotations
 
+import errno
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from .streams import open_closed_streams, print_as_long_as_possible
 
 __all__ = ["COMMANDS", "main"]
 
@@ -53,6 +56,8 @@ def _function(name: str) -> Callable[[list[str]], int]:
     return run
 
 
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENAMETOOLONG, errno.EIO)
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (_train, "train a network by a recipe"),
     "resume": (_resume, "go on with a run that was interrupted, as its folder says"),
@@ -65,6 +70,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "cost": (_function("cost"), "parameters and multiply-adds of a network, dense and sparse"),
     "completion": (_function("completion"), "print a completion script for bash, zsh or tcsh"),
 }
+
+_WORKING = ("train", "resume", "study", "evaluate")  # which do more than print
 
 _HELP = """nofm: keep N of every M. Trains, measures and ships N:M sparse networks.
 
@@ -81,7 +88,27 @@ A first run, on real data that comes along:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
+    open_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in args
+    try:
+        code = _dispatch([arg for arg in args if arg != "--debug"])
+        sys.stdout.flush()  # here, where a reader that has gone is no error
+        return code
+    except SystemExit as leaving:  # tyro prints its own message
+        return leaving.code if isinstance(leaving.code, int) else 2
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has gone, for example `nofm recipes | head`
+        return 0
+    except Exception as error:
+        code_of_error = _exit_code(error)
+        if code_of_error is None or (debug and code_of_error == 2):
+            raise
+        print(f"nofm: {_message(error)}", file=sys.stderr)
+        return code_of_error
+
+
+def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         from .pages import fitted
 
@@ -92,26 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"nofm {__version__}")
         return 0
-    debug = "--debug" in args
-    try:
-        return _dispatch([arg for arg in args if arg != "--debug"])
-    except SystemExit as leaving:  # tyro prints its own message
-        return leaving.code if isinstance(leaving.code, int) else 2
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone, for example `nofm recipes | head`
-        return 0
-    except Exception as error:
-        code = _exit_code(error)
-        if code is None or (debug and code == 2):
-            raise
-        print(f"nofm: {error}", file=sys.stderr)
-        return code
-
-
-def _dispatch(args: list[str]) -> int:
     from ..engine.config import ConfigError
     from ..engine.resolve import near
 
+    if args[0] in _WORKING:
+        print_as_long_as_possible()
     if args[0] not in COMMANDS:
         raise ConfigError(f"{args[0]!r} is no command; there are {', '.join(COMMANDS)}{near(args[0], COMMANDS)}")
     return COMMANDS[args[0]][0](args[1:])
@@ -126,6 +138,14 @@ def _exit_code(error: Exception) -> int | None:
         return error.exit_code
     if isinstance(error, NofmError):
         return 2
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        return 2
     if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error):
         return 2
     return None
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror  # no name: what it prints to
+    return str(error)

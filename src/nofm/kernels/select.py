@@ -92,13 +92,14 @@ def is_traced(weight: Tensor) -> bool:
     """Whether `weight` has no values of its own to look at: inside the compiler, a transform, or a mode that watches operations."""
     if torch.compiler.is_compiling() or type(weight) not in (Tensor, torch.nn.Parameter):
         return True
-    functorch: Any = torch._C._functorch
-    return is_watched() or bool(functorch.is_functorch_wrapped_tensor(weight))
+    return is_watched()
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at every operation: fake tensors, counters, tracers, `torch.jit.trace` (which layers refuse)."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
+    """Whether somebody looks at every operation: fake tensors, counters, tracers, `torch.jit.trace` (which layers refuse), and transforms
+    (`torch.func`), which wrap what is made inside them, from whatever weights."""
+    functorch: Any = torch._C._functorch
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing() or functorch.maybe_current_level() is not None
 
 
 def explain(sites: Iterable[Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -44,9 +45,10 @@ class Handle:
             self.detach()
             raise
         self._drivers = [Driver(method, optimizer, follow, self.memory, fused) for optimizer, follow in owners]
+        for driver in self._drivers:
+            _ATTACHED.update((module, weakref.ref(driver)) for site, _ in driver.follow for module, _ in site.users)
 
     def _check_begun(self, site: Site) -> None:
-        _ATTACHED.update(module for module, _ in site.users)
         minds_it = site.lens in (ste.frozen, ste.held) or isinstance(site.lens, ste.SoftThreshold)
         if site.stored_mask is not None and not minds_it:
             raise OptimizerError(
@@ -90,7 +92,8 @@ class Handle:
             driver.remove()
         self.memory.forget()
         for site, lens in self._lenses:
-            _ATTACHED.difference_update(module for module, _ in site.users)
+            for module, _ in site.users:
+                _ATTACHED.pop(module, None)
             if isinstance(site.module, SparseModule) and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
         self._lenses = []  # a second detach must not take a later method's lenses away
@@ -128,6 +131,9 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
 
     Several optimizers: pass them all; each weight follows the steps of the one that owns it.
 
+    A copy of the model, an average (EMA) say, has no method. What a method changes later in how layers see their weights (ASP's and
+    `begin_at`'s pruning, the masks of unstructured methods), the copy does not take over: make it after that.
+
     fused=True: SR-STE's term is added inside the optimizer's own pass over the weights, on a GPU, so that it costs no time of its own.
     For torch.optim.SGD, Adam and AdamW, whose state stays what it is. Weights that no kernel serves take the usual way
     (`Handle.unfused` names them). After a step `.grad` holds what backward left there, without the term.
@@ -142,8 +148,7 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     found = list(sites(model))
     if not found:
         raise OptimizerError(f"this {type(model).__name__} has no sparse layer; call sparsify_ before attach")
-    if taken := [site.name for site in found if site.module in _ATTACHED]:
-        raise OptimizerError(f"{taken[0]} has a method attached already; call detach() on its handle first")
+    _check_free(found)
     if not optimizers:
         raise OptimizerError("attach needs at least one optimizer")
     for each in optimizers:
@@ -156,12 +161,26 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     if fused and not method.fusible():
         raise OptimizerError(f"fused=True puts SR-STE's term into the optimizer's step, and {method} has none there; attach without it")
     for site in found:
+        if site.weight.is_meta:
+            raise OptimizerError(f"{site.key} is on the meta device, so it has no values yet; attach after to_empty() and loading")
         shards.check_groups_whole(site.name, site.weight, site.grouping)
         check_finite(shards.local(site.weight.detach()), site.key)
     return Handle(method, model, optimizers, fused)
 
 
-_ATTACHED: weakref.WeakSet[SparseModule] = weakref.WeakSet()
+_ATTACHED: weakref.WeakKeyDictionary[SparseModule, weakref.ref[Driver]] = weakref.WeakKeyDictionary()
+
+
+def _check_free(found: list[Site]) -> None:
+    """Raise if a method is attached to an optimizer that somebody still has. One whose optimizer is gone has ended without a word."""
+    taken = [site for site in found if site.module in _ATTACHED]
+    if taken:
+        gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
+    for site in taken:
+        if _ATTACHED[site.module]() is not None:
+            raise OptimizerError(f"{site.name} has a method attached already; call detach() on the handle that attach has returned first")
+        if site.stored_mask is None:
+            site.look_through(ste.straight_through)  # as `detach` would have left it
 
 
 def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[Site]]]:
@@ -182,6 +201,11 @@ def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Op
             mine[owner[0]].append(site)
         else:
             (orphans if site.weight.requires_grad else resting).append(site)
+    if resting and not orphans and not any(mine):
+        raise OptimizerError(
+            f"no sparse weight of this model trains ({resting[0].key} has requires_grad=False), so a method has nothing to do; layers "
+            "compute with their N:M weights without one"
+        )
     for optimizer, owned in zip(optimizers, mine, strict=True):
         if not owned:
             raise OptimizerError(

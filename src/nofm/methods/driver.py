@@ -24,8 +24,10 @@ from ..errors import OptimizerError
 from ..kernels.multi import Fleet
 from ..layers import SparseModule
 from ..site import Site
+from . import following
 from .base import Memory, Method, OwnedWeight, Step
 from .finite import FiniteWatch
+from .nesting import Nesting
 from .one_pass import OnePass
 
 __all__ = ["Driver"]
@@ -44,20 +46,28 @@ class Driver:
         self.known_params: list[list[Tensor]] = []
         self.groups: dict[int, dict[str, Any]] = {}
         self.current: Step | None = None
+        self.nesting = Nesting(optimizer)
+        self.pulse = following.Pulse(type(method).__name__)
+        following.follow(self.pulse, [(site.key, param) for site, param in self.follow])
         self.watch = FiniteWatch()
         self.fleet = Fleet()
         self.one_pass = OnePass(optimizer, self.watch) if fused else None
         why = "nofm's method works between the compiled parts of optimizer.step; compile it without fullgraph=True"
         self._uncompiled = torch.compiler.disable(_call, reason=why)
+        if not getattr(type(optimizer).step, "hooked", False):  # a wrapper that leaves out Optimizer.__init__ (timm's Lookahead)
+            optimizer._patch_step_function()
         self.hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def remove(self) -> None:
+        following.unfollow(self.pulse)
         for hook in self.hooks:
             hook.remove()
         if self.one_pass is not None:
             self.one_pass.remove()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        if not self.nesting.enters():
+            return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._at_moment(self._before_step)
@@ -77,7 +87,8 @@ class Driver:
         return wrapped
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._at_moment(self._after_step)
+        if self.nesting.leaves():
+            self._at_moment(self._after_step)
 
     def _at_moment(self, work: Callable[[bool], None]) -> None:
         if torch.compiler.is_compiling():  # in compiled code that is always so, and only there
@@ -86,6 +97,7 @@ class Driver:
             work(False)
 
     def _before_step(self, compiled: bool) -> None:
+        self.pulse.calls += 1
         if self.number == 0 and self.method.counts_steps() and any(self.optimizer.state.get(param) for _, param in self.follow):
             warnings.warn(
                 f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
@@ -101,6 +113,7 @@ class Driver:
             self.method.before_step(step)
 
     def _after_step(self, compiled: bool) -> None:
+        self.pulse.calls += 1
         step, self.current = self.current, None
         if self.one_pass is not None:
             self.one_pass.check_moved()

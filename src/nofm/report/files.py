@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+
+from .errors import ReportError
 
 __all__ = ["write_whole"]
 
@@ -14,5 +17,8 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         unfinished.write_bytes(content)
         unfinished.replace(path)
+    except OSError as error:
+        raise ReportError(path, f"cannot be written: {error.strerror}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that nothing can be written into, nothing can be taken out of
+            unfinished.unlink(missing_ok=True)
