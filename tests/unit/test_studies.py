@@ -428,7 +428,7 @@ def test_a_full_disk_leaves_the_lines_of_before(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(ReportError, match=r"one/runs\.csv: cannot be written: File too large"):
             write_study(study, tmp_path / "runs")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
