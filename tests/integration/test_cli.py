@@ -208,6 +208,8 @@ def test_cost_of_the_papers_network(capsys):
     assert "13.781" in shown  # the paper's 13.8 M
     assert main(["cost", "resnet50"]) == 2
     assert "did you mean 'torchvision/resnet50'" in capsys.readouterr().err
+    assert main(["cost", "digits"]) == 2
+    assert "digits is a recipe, and its network is cnn" in capsys.readouterr().err
     assert main(["cost", "cnn", "--input", "1", "8"]) == 2
 
 

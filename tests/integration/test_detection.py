@@ -100,7 +100,7 @@ def test_the_example_runs_and_draws(root, tmp_path):
     assert 0 < result["params"] < 3.5e6
     pictures = sorted((tmp_path / "pictures").iterdir())
     assert [path.name for path in pictures] == ["test-0000-seed0.png", "val-0000-seed0.png"]
-    assert np.asarray(Image.open(pictures[0])).shape == (5 * 96 + 20, 2 * 5 * 112 + 4, 3)
+    assert np.asarray(Image.open(pictures[0])).shape == (5 * 96 + 27, 2 * 5 * 112 + 4, 3)
 
 
 @pytest.mark.slow

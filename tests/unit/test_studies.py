@@ -9,6 +9,7 @@ import resource
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from nofm.cli.campaign import note, planned
 from nofm.engine.config import ConfigError, RunConfig
@@ -17,7 +18,8 @@ from nofm.engine.validate import check
 from nofm.recipes import find
 from nofm.recipes.studies import STUDIES, find_studies
 from nofm.recipes.study import run_name
-from nofm.report.claims import Interval, difference, verdict
+from nofm.report import study_tables
+from nofm.report.claims import Interval, difference, quantile, verdict
 from nofm.report.errors import ReportError
 from nofm.report.measures import MEASURES
 from nofm.report.study import Measured, read_rows, runs_csv, watched_alone, write_study
@@ -150,13 +152,37 @@ def test_regnets_need_large_images():
 
 
 def test_welch_by_hand():
-    # Means 3 and 1, variances 1 and 4 over three values each: standard error sqrt(5/3), 2.94 degrees of freedom, taken as 2.
+    # Means 3 and 1, variances 1 and 4 over three values each: standard error sqrt(5/3), 25/9 / ((1/9 + 16/9) / 2) = 2.94 degrees of freedom.
     found = difference([2.0, 3.0, 4.0], [-1.0, 1.0, 3.0])
     assert found is not None
     assert found.mean == pytest.approx(2.0)
-    assert found.high - found.mean == pytest.approx(4.303 * (5 / 3) ** 0.5)
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 25 / 8.5) * (5 / 3) ** 0.5, rel=1e-5)
     assert found.mean - found.low == pytest.approx(found.high - found.mean)
     assert difference([1.0], [1.0, 2.0]) is None
+
+
+@pytest.mark.parametrize("freedom", [1.0, 1.01, 1.5, 2.0, 2.94, 4.0, 7.3, 20.0, 400.0])
+def test_quantiles_of_students_t(freedom):
+    assert quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-3 if freedom < 2 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("task", "interval", "expected"),
+    [
+        ("classification", (-0.9, -0.1), "open, but worse"),
+        ("classification", (0.1, 0.9), "open, but better"),
+        ("classification", (-0.9, 0.1), "open"),
+        ("classification", (-0.4, -0.1), "holds"),
+        ("flow", (-0.3, -0.1), "open, but better"),
+        ("flow", (0.02, 0.1), "open, but worse"),
+    ],
+)
+def test_rows_that_are_not_level_and_not_apart_are_told_which_way(task, interval, expected):
+    low, high = interval
+    facts = {**FACTS, "task": task, "claims": [{**FACTS["claims"][0], "level": True}]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_tables, "difference", lambda first, second: Interval((low + high) / 2, low, high))
+        assert study_tables.judgements(facts, ROWS)["a is better"][2] == expected
 
 
 @pytest.mark.parametrize(
@@ -353,15 +379,17 @@ def test_tables_by_hand():
         "",
         SAD,
     ]
-    # Variances 2 and 0.5 of two values each: standard error sqrt(1.25), 1.47 degrees of freedom, taken as 1.
-    half = 12.706 * 1.25**0.5
+    # Variances 2 and 0.5 of two values each: standard error sqrt(1.25), 1.25^2 / (1 + 1/16) = 1.47 degrees of freedom.
+    half = stats.t.ppf(0.975, 25 / 17) * 1.25**0.5
     words = "holds: all of the interval is on the side that the claim says; fails: on the other; open: neither."
-    cells = f"| a is better | +11.50 points | {11.5 - half:+.2f} to {11.5 + half:+.2f} | open |"
+    cells = f"| a is better | +11.50 points | {11.5 - half:+.2f} to {11.5 + half:+.2f} | holds |"
     assert claims_markdown(FACTS, ROWS).splitlines()[2:] == [cells, "", words]
     level = {**FACTS, "claims": [{**FACTS["claims"][0], "level": True}]}
     alone = {label: runs[:1] for label, runs in ROWS.items()}
     assert claims_markdown(FACTS, alone) == "No claim can be judged yet: that takes two seeds or more of each of its rows (--seeds)."
-    assert claims_markdown(level, ROWS).splitlines()[-1] == f"{words} Level: all of it within ± 1."
+    assert claims_markdown(level, ROWS).splitlines()[-1] == (
+        f"{words} Level: all of it within ± 1; open, but worse: not all of it, and zero is not in it."
+    )
     assert table_markdown(FACTS, ROWS, lambda label: label == "b", brief=True).splitlines()[2:] == [
         "| b | 30.50 ± 0.71 | 50.0 % | 1.50 ± 0.00 | 2 |"
     ]

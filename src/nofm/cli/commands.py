@@ -182,6 +182,18 @@ def _mask_sizes(path: Path) -> dict[str, int]:
     return {layer: math.prod(shape) for layer, shape in shapes.items()}
 
 
+def _meant(model: str) -> str:
+    """A hint for who has named a recipe instead of its network, or has left out where a network comes from."""
+    from ..engine.problems.classification import OWN_MODELS
+    from ..recipes import RECIPES
+
+    if model in RECIPES and (name := RECIPES[model]().model.name) in OWN_MODELS:
+        return f"; {model} is a recipe, and its network is {name}"
+    from torchvision.models import list_models
+
+    return near(model, [*OWN_MODELS, *(f"torchvision/{name}" for name in list_models())])
+
+
 def cost(
     model: Positional[Annotated[str, arg(metavar="MODEL")]],
     pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
@@ -201,8 +213,7 @@ def cost(
     if len(input) != 3 or min(input) < 1:
         raise ConfigError(f"--input {' '.join(map(str, input))}: must be three sizes above 0: channels, height, width")
     if model not in OWN_MODELS and not model.startswith(MODEL_PREFIXES):
-        hint = near(model, [f"torchvision/{model}"])
-        raise ConfigError(f"{model!r} is no model; write torchvision/NAME, timm/NAME or one of {', '.join(OWN_MODELS)}{hint}")
+        raise ConfigError(f"{model!r} is no model; write torchvision/NAME, timm/NAME or one of {', '.join(OWN_MODELS)}{_meant(model)}")
     import torch
 
     from .. import cost as count

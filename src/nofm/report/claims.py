@@ -14,13 +14,7 @@ from typing import Any
 from .compare import stat
 from .measures import Measure
 
-__all__ = ["Interval", "difference", "verdict"]
-
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
+__all__ = ["Interval", "difference", "quantile", "verdict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +36,27 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval | No
     if va + vb == 0:
         return Interval(mean, mean, mean)
     freedom = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
-    half = _quantile(freedom) * math.sqrt(va + vb)
+    half = quantile(freedom) * math.sqrt(va + vb)
     return Interval(mean, mean - half, mean + half)
 
 
-def _quantile(freedom: float) -> float:
-    """Of the next lower whole number of degrees of freedom, which makes the interval wider rather than narrower."""
-    return _T[int(freedom) - 1] if freedom < len(_T) + 1 else 1.96 + 2.5 / freedom
+def quantile(freedom: float) -> float:
+    """The t that Student's distribution stays within on both sides in 95 % of cases; degrees of freedom may be a fraction."""
+    low, high = 0.0, 13.0  # one degree of freedom, the fewest, has 12.706
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beyond(middle, freedom) > 0.05 else (low, middle)
+    return high
+
+
+def _beyond(t: float, freedom: float) -> float:
+    """The probability of more than t on either side: with t = sqrt(freedom) * tan(a), the integral of cos(a)^(freedom - 1) from there to a
+    right angle, over that from 0."""
+    start, pieces = math.atan(t / math.sqrt(freedom)), 1000
+    scale = 2 * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    width = (math.pi / 2 - start) / pieces
+    heights = [math.cos(start + i * width) ** (freedom - 1) for i in range(pieces)] + [1.0 if freedom == 1 else 0.0]
+    return scale * width / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))  # Simpson's rule
 
 
 def verdict(claim: Mapping[str, Any], interval: Interval | None, measure: Measure) -> str:

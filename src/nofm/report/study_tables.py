@@ -188,7 +188,8 @@ def claims_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = la
     if len(lines) == 2:
         return "No claim can be judged yet: that takes two seeds or more of each of its rows (--seeds)."
     words = "holds: all of the interval is on the side that the claim says; fails: on the other; open: neither."
-    words += f" Level: all of it within ± {MEASURES[facts['task']].level:g}." if level else ""
+    if level:
+        words += f" Level: all of it within ± {MEASURES[facts['task']].level:g}; open, but worse: not all of it, and zero is not in it."
     return "\n".join([*lines, "", words])
 
 
@@ -199,13 +200,21 @@ def judgements(facts: Facts, rows: Rows) -> dict[str, tuple[str, str, str]]:
         interval = _interval(claim, rows)
         if interval is not None:
             mean, low, high = _shown(claim, interval, measure)
-            found[claim["text"]] = (mean, f"{low} to {high}", verdict(claim, interval, measure))
+            found[claim["text"]] = (mean, f"{low} to {high}", _word(claim, interval, measure))
     return found
+
+
+def _word(claim: Facts, interval: Interval, measure: Measure) -> str:
+    """The verdict; where two rows are neither level nor apart by more than that, which of them is nevertheless the better."""
+    word = verdict(claim, interval, measure)
+    if claim["level"] and word == "open" and interval.low * interval.high > 0:
+        return f"open, but {'better' if measure.better(interval.mean) > 0 else 'worse'}"
+    return word
 
 
 def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str, str]:
     of_sad = claim["metric"] == "sad"
-    factor, digits = (1.0, 2) if of_sad else (measure.factor, measure.digits)
+    factor, digits = (1.0, 2 if abs(interval.mean) > 0.05 else 3) if of_sad else (measure.factor, measure.digits)
     mean, low, high = (f"{factor * value:+.{digits}f}" for value in (interval.mean, interval.low, interval.high))
     return f"{mean} {'SAD' if of_sad else measure.unit}", low, high
 

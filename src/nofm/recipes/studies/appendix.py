@@ -29,6 +29,6 @@ def study(base: RunConfig) -> Study:
     claims = (
         Claim("Eq. 4 is above STE", "Eq. 4: weight", "STE"),
         Claim("Eq. 5 is above STE", "Eq. 5: sign", "STE"),
-        Claim("Eq. 6 is below STE", "STE", "Eq. 6: gradient"),
+        Claim("STE is above Eq. 6", "STE", "Eq. 6: gradient"),
     )
     return Study(f"Forms of the refined term at {pattern} (appendix)", rows, claims)

@@ -36,9 +36,9 @@ def study(base: RunConfig) -> Study:
     rows += [Row(_label(decay), _row(base, pattern, decay), _PAPER.get(decay, "")) for decay in (*_PAPER, *_WIDER)]
     claims = [
         Claim("lambda 2e-4 is above 0", _label(2e-4), _label(0.0)),
-        Claim("a negative lambda is below 0", _label(0.0), _label(-2e-5)),
-        Claim("a negative lambda ten times as large is below 0", _label(0.0), _label(-2e-4)),
-        Claim("a negative lambda forty times as large is below 0", _label(0.0), _label(-8e-4)),
+        Claim("0 is above a negative lambda", _label(0.0), _label(-2e-5)),
+        Claim("0 is above a negative lambda ten times as large", _label(0.0), _label(-2e-4)),
+        Claim("0 is above a negative lambda forty times as large", _label(0.0), _label(-8e-4)),
         Claim("lambda 2e-4 has a lower SAD than 0", _label(2e-4), _label(0.0), metric="sad"),
         Claim("lambda 0 has a lower SAD than a negative one", _label(0.0), _label(-2e-5), metric="sad"),
         Claim("lambda 0 has a lower SAD than a negative one forty times as large", _label(0.0), _label(-8e-4), metric="sad"),
