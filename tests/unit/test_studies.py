@@ -152,7 +152,7 @@ def test_regnets_need_large_images():
 
 
 def test_welch_by_hand():
-    # Means 3 and 1, variances 1 and 4 over three values each: standard error sqrt(5/3), 25/9 / ((1/9 + 16/9) / 2) = 2.94 degrees of freedom.
+    # Means 3 and 1, variances 1 and 4 over three values: standard error sqrt(5/3), 25/9 / ((1/9 + 16/9) / 2) = 2.94 degrees of freedom.
     found = difference([2.0, 3.0, 4.0], [-1.0, 1.0, 3.0])
     assert found is not None
     assert found.mean == pytest.approx(2.0)
