@@ -97,7 +97,10 @@ def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost
         raise  # an operation that has no shapes-only form: no other input would help
     except (ValueError, RuntimeError) as error:
         shapes = ", ".join(str(tuple(each.shape)) for each in inputs)
-        raise NofmError(f"the model's forward fails for {shapes}: {error}; shapes begin with the batch, as in (1, 3, 224, 224)") from error
+        raise NofmError(
+            f"the model's forward fails for {shapes}: {error}; shapes begin with the batch, as in (1, 3, 224, 224), and stand for numbers "
+            "with a fraction: for tokens give an example tensor"
+        ) from error
 
     layers = []
     sizes = {key: weight.numel() for key, weight in model.named_parameters()}
