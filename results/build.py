@@ -27,7 +27,7 @@ from pathlib import Path
 
 from nofm.report.errors import ReportError
 from nofm.report.measures import MEASURES
-from nofm.report.study import read_facts, read_rows
+from nofm.report.study import Facts, Rows, read_facts, read_rows
 from nofm.report.study_tables import claims_markdown, conditions, judgements, score_text, table_markdown, texts
 
 ROOT = Path(__file__).parent.parent
@@ -55,21 +55,27 @@ def _filled(root: Path, page: Path) -> str:
     return _REGION.sub(lambda m: f"{m[1]}{_region(root, page, m['what'])}\n{m['end']}", text)
 
 
+def _study(root: Path, name: str) -> tuple[Facts, Rows]:
+    folder = root / "results" / name
+    facts = read_facts(folder / "study.json")
+    return facts, read_rows(folder / "runs.csv", facts)
+
+
 def _overview(root: Path, file: Path) -> str:
     """A row for each place where a claim of the paper was measured.
 
     The file has a `[[claim]]` for each: `paper`, its words, and `measured`, a list of [on what, BASE/STUDY, the study's claim].
     """
     lines = ["| the paper says | measured on | difference of means | 95 % interval | here |", "| --- | --- | --- | --- | --- |"]
-    for claim in tomllib.loads(file.read_text())["claim"]:
+    claims = tomllib.loads(file.read_text())["claim"]
+    studies = {study: _study(root, study) for claim in claims for _, study, _ in claim["measured"]}
+    judged = {study: judgements(*found) for study, found in studies.items()}
+    for claim in claims:
         said = claim["paper"]
         for on, study, text in claim["measured"]:
-            folder = root / "results" / study
-            facts = read_facts(folder / "study.json")
-            if text not in {each["text"] for each in facts["claims"]}:
+            if text not in {each["text"] for each in studies[study][0]["claims"]}:
                 raise ReportError(file, f"results/{study} has no claim {text!r}")
-            judged = judgements(facts, read_rows(folder / "runs.csv", facts)).get(text, ("", "", "not measured yet"))
-            lines.append(f"| {said} | {on} | {' | '.join(judged)} |")
+            lines.append(f"| {said} | {on} | {' | '.join(judged[study].get(text, ('', '', 'not measured yet')))} |")
             said = ""
     return "\n".join(lines)
 
@@ -80,8 +86,8 @@ def _across(root: Path, page: Path, words: Sequence[str]) -> str:
     labels = [value for key, value in given if key == "row"]
     lines = ["| " + " | ".join([dict(given).get("head", ""), *labels]) + " |", "|" + " --- |" * (len(labels) + 1)]
     for study, name in ((key, value) for key, value in given if key not in ("row", "head")):
-        facts = read_facts(root / "results" / study / "study.json")
-        rows, measure = read_rows(root / "results" / study / "runs.csv", facts), MEASURES[facts["task"]]
+        facts, rows = _study(root, study)
+        measure = MEASURES[facts["task"]]
         if missing := [label for label in labels if not rows.get(label)]:
             raise ReportError(page, f"generated: across: results/{study} has no runs of {', '.join(missing)}")
         lines.append("| " + " | ".join([f"{name}: {measure.words}", *(score_text(rows[label], measure) for label in labels)]) + " |")
@@ -104,8 +110,7 @@ def _region(root: Path, page: Path, request: str) -> str:
     def wanted(label: str) -> bool:
         return not globs or any(fnmatchcase(label, glob) for glob in globs)
 
-    facts = read_facts(folder / "study.json")
-    rows = read_rows(folder / "runs.csv", facts)
+    facts, rows = _study(root, study)
     if what in ("table", "brief"):
         return table_markdown(facts, rows, wanted, brief=what == "brief").replace("|  |", f"| {head} |", 1)
     if what == "claims":
@@ -120,11 +125,10 @@ def _region(root: Path, page: Path, request: str) -> str:
 
 def main() -> int:
     """Write what is out of date, or with --check only name it."""
-    stale = [path for path, text in built().items() if not path.is_file() or path.read_text() != text]
-    if "--check" not in sys.argv:
-        for path, text in built().items():
+    stale = {path: text for path, text in built().items() if not path.is_file() or path.read_text() != text}
+    for path, text in stale.items():
+        if "--check" not in sys.argv:
             path.write_text(text)
-    for path in stale:
         print(f"{path.relative_to(ROOT)}: {'out of date' if '--check' in sys.argv else 'written'}")
     return 1 if stale and "--check" in sys.argv else 0
 
