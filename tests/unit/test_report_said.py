@@ -134,6 +134,14 @@ def test_an_unstructured_network_is_not_said_to_be_1_1_and_whole(tmp_path):
     assert '<span class="tag">1:1</span>' not in page
 
 
+def test_runs_that_say_what_layers_keep_share_their_table_with_those_that_do_not(tmp_path):
+    """Unfinished runs do not, nor do those of before; what they keep is the same."""
+    told = [*EVENTS[:-1], {**EVENTS[-1], "kept": 16, "kept_in": {"a": 8, "b": 8}}]
+    runs = [write_run(tmp_path / "told", told), write_run(tmp_path / "before", recipe="other")]
+    page = write_report(runs, tmp_path / "out").read_text()
+    assert page.count("layers, their patterns and costs") == 1
+
+
 def test_what_an_unstructured_layer_keeps_in_the_end_is_shown(tmp_path):
     layers = [{**layer, "pattern": "1:1", "kept": 16, "groups": 16, "macs": 64} if layer["pattern"] else layer for layer in LAYERS]
     ended = [*EVENTS[:-1], {**EVENTS[-1], "kept": 12, "kept_in": {"a": 4, "b": 8}}]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class Layer:
     kept: int
     note: str
     macs: float | None = None
-    ended: bool = False  # whether `kept` is what the end says
+    ended: bool = field(default=False, repr=False)  # whether `kept` is what the end says; layer tables of runs are compared by repr
 
     @property
     def unstructured(self) -> bool:
