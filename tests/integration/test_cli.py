@@ -373,6 +373,18 @@ def test_resume_needs_the_folder_alone(run, stopped, tmp_path, capsys):
     assert "resumed from step 12" in capsys.readouterr().out
 
 
+def test_resume_of_a_run_that_an_earlier_version_began(run, stopped, capsys):
+    """Its run.json has not all the keys of today; they are as they usually are, unless something else is asked for."""
+    file = stopped / "run.json"
+    info = json.loads(file.read_text())
+    del info["config"]["schedule"]["restart_warmup"], info["config"]["sparsity"]["axis"]
+    file.write_text(json.dumps(info))
+    assert main(["resume", str(stopped), "--sparsity.axis", "flat"]) == 2
+    assert "sparsity.axis = flat: this run was started with input" in capsys.readouterr().err
+    assert main(["resume", str(stopped)]) == 0
+    assert_same_end(stopped, run)
+
+
 def test_resume_with_all_options_again_still_goes(run, stopped):
     assert main([*SHORT, "--out", str(stopped), "--resume"]) == 0
     assert_same_end(stopped, run)

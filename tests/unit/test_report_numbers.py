@@ -172,6 +172,14 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
     assert differing([group.settings for group in groups]) == ["sparsity.method.kind", "sparsity.method.decay"]
 
 
+def test_a_key_that_an_earlier_version_did_not_know_parts_no_group(tmp_path):
+    older, newer = ({"schedule": schedule} for schedule in ({"warmup": 5.0}, {"warmup": 5.0, "restart_warmup": False}))
+    runs = [load(write_run(tmp_path / str(seed), seed=seed, config=config)) for seed, config in enumerate((older, newer))]
+    assert [[run.seed for run in group.runs] for group in group_runs(runs)] == [[0, 1]]
+    asked = load(write_run(tmp_path / "asked", config={"schedule": {"warmup": 5.0, "restart_warmup": True}}))
+    assert len(group_runs([*runs, asked])) == 2, "what is not as usual was asked for"
+
+
 def test_labels_have_what_it_takes_to_tell_groups_apart(tmp_path):
     methods = [{"kind": "srste", "decay": 1}, {"kind": "srste", "decay": 2}, {"kind": "ste", "decay": None}]
     runs = [load(write_run(tmp_path / str(i), config={"method": m, "lr": 0.1})) for i, m in enumerate(methods)]

@@ -24,6 +24,7 @@ from .synonyms import SYNONYMS
 
 __all__ = [
     "Origins",
+    "completed",
     "differences",
     "digest",
     "explain",
@@ -248,8 +249,12 @@ def telling(values: Values) -> Values:
 
 def telling_differences(old: Values, new: Values) -> Iterator[tuple[str, Any, Any]]:
     """As `differences`, of what decides numbers; a key that one of the two does not have is as it usually is."""
-    usual = to_dict(RunConfig())
-    return (change for change in differences(merge(usual, old), merge(usual, new)) if change[0] not in _OF_THE_MACHINE)
+    return (change for change in differences(completed(old), completed(new)) if change[0] not in _OF_THE_MACHINE)
+
+
+def completed(values: Values) -> Values:
+    """A configuration that an earlier version may have written: keys that it did not know are as they usually are, as they were then."""
+    return merge(to_dict(RunConfig()), values)
 
 
 def digest(values: Values) -> str:

@@ -39,7 +39,7 @@ from .machine import conditions, set_torch
 from .mixed import patterns_of
 from .precision import Precision
 from .problems import problem_of
-from .resolve import differences, to_dict
+from .resolve import completed, differences, to_dict
 from .schedule import Lengths, make_schedule
 from .signals import Stopped, StopRequest, listening
 from .sinks import make_sink
@@ -172,7 +172,7 @@ def _compare_configs(folder: RunFolder, config: RunConfig, allow_change: bool) -
     earlier = folder.earlier_config()
     if earlier is None or allow_change:
         return
-    changes = [(key, was, now) for key, was, now in differences(earlier, to_dict(config)) if key != "out"]
+    changes = [(key, was, now) for key, was, now in differences(completed(earlier), to_dict(config)) if key != "out"]
     if changes:
         lines = "\n".join(f"  {key} = {now}: this run was started with {was}" for key, was, now in changes)
         raise ConfigError(f"--resume: the configuration has changed:\n{lines}\nGive the old values, another --out, or --allow-change")

@@ -131,13 +131,20 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Runs by configuration, in the order given; each group's runs in the order of their seeds."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(json.dumps(settings_of(run), sort_keys=True, default=str), []).append(run)
-    settings = [settings_of(members[0]) for members in found.values()]
+    found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    for run, each in zip(runs, _known_to_all(list(map(settings_of, runs))), strict=True):
+        found.setdefault(json.dumps(each, sort_keys=True, default=str), (each, []))[1].append(run)
+    settings = [each for each, _ in found.values()]
     labels = _labels(settings)
-    members = [tuple(sorted(group, key=lambda run: run.seed)) for group in found.values()]
+    members = [tuple(sorted(group, key=lambda run: run.seed)) for _, group in found.values()]
     return [Group(*row) for row in zip(labels, settings, members, strict=True)]
+
+
+def _known_to_all(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The settings without those that only some of them know and the others have switched off: an earlier version, which did not know
+    them, was the same training."""
+    known = set(settings[0]).intersection(*settings) if settings else set()
+    return [{key: value for key, value in each.items() if key in known or value not in (None, False, [], {})} for each in settings]
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
