@@ -193,6 +193,7 @@ def test_rows_that_are_not_level_and_not_apart_are_told_which_way(task, interval
         ("classification", "score", False, Interval(-1.0, -1.9, -0.1), "fails"),
         ("classification", "sad", False, Interval(-1.0, -1.9, -0.1), "holds"),
         ("classification", "sad", False, Interval(1.0, 0.1, 1.9), "fails"),
+        ("classification", "train_loss", False, Interval(-0.02, -0.03, -0.01), "holds"),
         ("classification", "score", True, Interval(0.1, -0.2, 0.4), "holds"),
         ("classification", "score", True, Interval(0.1, -0.2, 0.6), "open"),
         ("classification", "score", True, Interval(-1.0, -1.2, -0.8), "fails"),
@@ -318,7 +319,7 @@ ROWS = {
 def test_lines_come_back_as_they_were(tmp_path):
     (tmp_path / "runs.csv").write_text(runs_csv(ROWS))
     assert read_rows(tmp_path / "runs.csv", FACTS) == ROWS
-    told = {"a": [line("a", "1", 0, 0.41, workdir_commit="def+")], "b": []}
+    told = {"a": [line("a", "1", 0, 0.41, workdir_commit="def+", train_loss=0.25)], "b": []}
     (tmp_path / "runs.csv").write_text(runs_csv(told))
     assert read_rows(tmp_path / "runs.csv", FACTS) == told
 
@@ -343,6 +344,22 @@ def test_multiply_adds_are_those_of_the_runs_that_tell_them():
     numbers = {row["row"]: row["macs"] for row in csv.DictReader(texts(FACTS, told)["table.csv"].splitlines())}
     assert numbers == {"a": "2000000.0", "b": "3500000.0"}
     assert "| 3.5 M |" in table_markdown(FACTS, told)
+
+
+def test_the_training_loss_is_that_of_the_runs_that_tell_it():
+    told = {**ROWS, "b": [line("b", "2", 0, 0.3), line("b", "2", 1, 0.3, train_loss=0.25), line("b", "2", 2, 0.3, train_loss=0.75)]}
+    numbers = {
+        row["row"]: (row["train_loss"], row["train_loss_sd"][:6]) for row in csv.DictReader(texts(FACTS, told)["table.csv"].splitlines())
+    }
+    assert numbers == {"a": ("", ""), "b": ("0.5", "0.3535")}
+    assert "| 0.500 ± 0.354 |" in table_markdown(FACTS, told)
+    assert "training loss" not in table_markdown(FACTS, ROWS), "a column that says nothing"
+    fits = {**FACTS, "claims": [{**FACTS["claims"][0], "text": "a fits better", "metric": "train_loss"}]}
+    assert "No claim can be judged" in claims_markdown(fits, told), "none of the runs of a tells it"
+    told["a"] = [line("a", "1", seed, 0.4, train_loss=0.5) for seed in range(2)]
+    told["b"] = [line("b", "2", seed, 0.4, train_loss=loss) for seed, loss in enumerate((0.51, 0.51, 0.51))]
+    assert "| a fits better | -0.010 of the loss | -0.010 to -0.010 | holds |" in claims_markdown(fits, told)
+    assert "training loss" not in table_markdown(FACTS, told, brief=True)
 
 
 @pytest.mark.parametrize(("pattern", "alone"), [("2:4", True), ("1:16", False)])

@@ -16,8 +16,8 @@ from nofm.report.study import write_study
 from nofm.report.study_curves import Curves, curves_csv, known_curves
 
 KNOWN = {
-    ("0c5b", 3): Curves({97: 0.123456789, 194: 2.5e-07}, {97: 0.0}, 97.0),
-    ("71c2", 0): Curves({}, {10: 1 / 3}, 48.828125),  # never tested in between
+    ("0c5b", 3): Curves({97: 0.123456789, 194: 2.5e-07}, {97: 0.0}, {97: 2.25, 194: 0.015}, 97.0),
+    ("71c2", 0): Curves({}, {10: 1 / 3}, {}, 48.828125),  # never tested in between
 }
 
 
@@ -49,6 +49,7 @@ def test_curves_are_read_as_they_were_written(tmp_path):
     for key, curves in KNOWN.items():
         assert found[key].score == pytest.approx(curves.score, rel=1e-5)
         assert found[key].flips == pytest.approx(curves.flips, rel=1e-5)
+        assert found[key].loss == pytest.approx(curves.loss, rel=1e-5)
         assert found[key].epoch == curves.epoch
 
 
@@ -57,7 +58,7 @@ def test_a_figure_is_drawn_again_without_the_run_folders(tmp_path, monkeypatch):
     trained(tmp_path / "runs" / "a" / "seed-0", 0.4)
     trained(tmp_path / "runs" / "b" / "seed-0", 0.6)
     first = drawn(monkeypatch, one, tmp_path / "runs")
-    assert first["a"] == [Curves({10: 0.2}, {10: 12 / 32 / 10, 20: 4 / 32 / 10}, 10.0)]
+    assert first["a"] == [Curves({10: 0.2}, {10: 12 / 32 / 10, 20: 4 / 32 / 10}, {10: 2.0, 20: 1.0}, 10.0)]
     text = (one / "curves.csv").read_text()
     shutil.rmtree(tmp_path / "runs" / "a")
     trained(tmp_path / "runs" / "b" / "seed-1", 0.8, seed=1)
@@ -65,7 +66,7 @@ def test_a_figure_is_drawn_again_without_the_run_folders(tmp_path, monkeypatch):
     assert again["a"] == first["a"]
     assert [curves.score for curves in again["b"]] == [{10: 0.3}, {10: 0.4}]
     assert (one / "curves.csv").read_text().startswith(text)
-    assert len((one / "curves.csv").read_text().splitlines()) == 1 + 3 * 2
+    assert len((one / "curves.csv").read_text().splitlines()) == 1 + 3 * 3
 
 
 def test_a_study_has_the_curves_of_a_neighbours_runs(tmp_path, monkeypatch):

@@ -30,7 +30,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something said of two rows: `first` is better than `second` in `metric`: "score", the headline metric of the task, or "sad"."""
+    """Something said of two rows: `first` is better than `second` in `metric`: "score", the headline metric of the task, or
+    "sad" or "train_loss", where less is better."""
 
     text: str
     first: str

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from .curves import train
 from .errors import ReportError
 from .files import write_whole
 from .measures import MEASURES, Measure
@@ -66,13 +67,14 @@ class Measured:
     torch: str
     hardware: str
     workdir_commit: str | None = None  # of the folder that it was started in, where that is another repository
+    train_loss: float | None = None  # of the last log interval
     metrics: Mapping[str, float] = field(default_factory=dict)  # all of them
     evaluations: Mapping[str, float] = field(default_factory=dict)  # on other data, by NAME.metric, as `nofm evaluate` has named them
 
 
 Rows: TypeAlias = dict[str, list[Measured]]  # by label, seeds in order
 _FIELDS = tuple(f.name for f in fields(Measured) if f.name not in ("metrics", "evaluations"))
-_LATER = ("workdir_commit",)  # lines from before it was recorded stay readable
+_LATER = ("workdir_commit", "train_loss")  # lines from before they were recorded stay readable
 
 
 # ---- a run folder ----
@@ -104,6 +106,7 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         torch=str(run.info["versions"].get("torch")),
         hardware=str(run.info["hardware"].get("name")),
         workdir_commit=run.info["workdir_commit"],
+        train_loss=next(reversed(train(run).values()), None),
         metrics={name: float(value) for name, value in end["metrics"].items() if value is not None},
         evaluations={f"{found.name}.{metric}": value for found in run.evaluations for metric, value in found.metrics.items()},
     )
@@ -210,7 +213,7 @@ def _measured_of(line: Mapping[str, str]) -> Measured:
     values: dict[str, Any] = {name: line[name] for name in texts}
     values |= {name: int(float(line[name])) for name in ("seed", "params")}
     values |= {name: float(line[name]) for name in ("score", "sad", "kept", "epochs")}
-    values |= {name: float(line[name]) if line[name] else None for name in ("macs", "seconds")}
+    values |= {name: float(line[name]) if line.get(name) else None for name in ("macs", "seconds", "train_loss")}
     metrics = {name.partition(":")[2]: float(text) for name, text in line.items() if name.startswith("metric:") and text}
     values |= {name: line.get(name) or None for name in ("commit", "workdir_commit")}
     others = {name: float(text) for name, text in line.items() if "." in name and not name.startswith("metric:") and text}

@@ -1,4 +1,5 @@
-"""curves.csv: how the score and the masks of a study's runs went, so that its figure can be drawn again when the run folders are gone.
+"""curves.csv: how the score, the masks and the training loss of a study's runs went, so that its figure can be drawn again when the run
+folders are gone, and one can see whether a score is bad in spite of a low loss or because of a high one.
 
 One line a run and curve, with its points as two lists, "step step ..." and "value value ...": thousands of lines of one point each would
 be most of a table's folder. Runs are known by configuration and seed, as in runs.csv.
@@ -8,11 +9,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from .curves import Curve, evals, flip_rate
+from .curves import Curve, evals, flip_rate, train
 from .errors import ReportError
 from .measures import Measure
 from .read import Run
@@ -22,28 +23,31 @@ __all__ = ["Curves", "KnownCurves", "curves_csv", "curves_of", "known_curves"]
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Of one run: the score of its evaluations, the share of weights that changed side in a step, and the steps of an epoch."""
+    """Of one run: the score of its evaluations, the share of weights that changed side in a step, the loss of training, and the steps of
+    an epoch. Files of an earlier version have no loss."""
 
     score: Curve
     flips: Curve
+    loss: Curve
     epoch: float
 
 
 KnownCurves: TypeAlias = dict[tuple[str, int], Curves]  # by configuration and seed
+_CURVES = ("score", "flips", "loss")
 _FIELDS = ("config", "seed", "epoch", "curve", "steps", "values")
 
 
 def curves_of(run: Run, measure: Measure, averaged: bool) -> Curves:
     """The curves of a run folder; `averaged`: the score is that of the moving average."""
     last = run.of("train")[-1]
-    return Curves(evals(run, measure.name, averaged), flip_rate(run), last.step / last.data["epoch"])
+    return Curves(evals(run, measure.name, averaged), flip_rate(run), train(run), last.step / last.data["epoch"])
 
 
 def curves_csv(known: Mapping[tuple[str, int], Curves]) -> str:
     """The file's text: six digits, more than a picture shows."""
     lines = [",".join(_FIELDS)]
     for (config, seed), found in known.items():
-        for name, curve in (("score", found.score), ("flips", found.flips)):
+        for name, curve in ((name, getattr(found, name)) for name in _CURVES):
             values = " ".join(f"{value:.6g}" for value in curve.values())
             lines.append(f"{config},{seed},{found.epoch:.9g},{name},{' '.join(map(str, curve))},{values}")
     return "\n".join([*lines, ""])
@@ -57,9 +61,8 @@ def known_curves(into: Path) -> KnownCurves:
             try:
                 key, steps = (line["config"], int(line["seed"])), map(int, line["steps"].split())
                 curve = dict(zip(steps, map(float, line["values"].split()), strict=True))
-                before = known.get(key, Curves({}, {}, 1.0))
-                score, flips = {"score": (curve, before.flips), "flips": (before.score, curve)}[line["curve"]]
-                known[key] = Curves(score, flips, float(line["epoch"]))
+                before, name = known.get(key, Curves({}, {}, {}, 1.0)), _CURVES[_CURVES.index(line["curve"])]
+                known[key] = replace(before, **{name: curve}, epoch=float(line["epoch"]))
             except (KeyError, ValueError, TypeError, AttributeError) as error:
                 raise ReportError(path, f"is no line of curves ({error!r}); `nofm study` writes it", number) from None
     return known

@@ -14,7 +14,7 @@ from .units import big
 __all__ = ["claims_markdown", "conditions", "table_markdown", "texts"]
 
 _PARAMETERS, _MACS, _SAD = "parameters kept", "multiply-adds kept", "mask changes per weight (SAD)"
-_PAPER = "in the paper, on its own network and data"
+_PAPER, _LOSS = "in the paper, on its own network and data", "training loss at the end"
 
 
 def texts(facts: Facts, rows: Rows) -> dict[str, str]:
@@ -41,6 +41,7 @@ def _numbers(facts: Facts, row: Facts, rows: Rows) -> dict[str, Any]:
     found = rows[row["label"]]
     alone = row["label"] in watched_alone([other for other in facts["rows"] if rows[other["label"]]])
     score, sad = _stat(found, lambda run: run.score), None if alone else _stat(found, lambda run: run.sad)
+    loss = stat(run.train_loss for run in found if run.train_loss is not None)
     numbers = {
         "row": row["label"],
         "n": score.n,
@@ -53,6 +54,8 @@ def _numbers(facts: Facts, row: Facts, rows: Rows) -> dict[str, Any]:
         "params": _stat(found, lambda run: run.params).mean,
         "macs": _macs(found),
         "epochs": found[0].epochs,
+        "train_loss": loss and loss.mean,
+        "train_loss_sd": loss and loss.spread,
         "paper": row["paper"],
     }
     for name in _evaluations(rows):
@@ -102,6 +105,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         _PARAMETERS: [big(_stat(found, lambda run: run.params).mean) for _, found in there],
         _MACS: [big(macs) if (macs := _macs(found)) else "" for _, found in there],
         _SAD: ["" if row["label"] in alone else _text(_stat(found, lambda run: run.sad), 2) for row, found in there],
+        _LOSS: [_train_loss(found) for _, found in there],
         "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
         "seeds": [str(len(found)) for _, found in there],
         _PAPER: [row["paper"] for row, _ in there],
@@ -109,7 +113,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
     if len(set(columns["epochs"])) < 2:
         del columns["epochs"]
     if brief:
-        columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _PAPER)}
+        columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _LOSS, _PAPER)}
         watched = [f" (of {row['watched']} masks)" if row.get("watched") and row["label"] not in alone else "" for row, _ in there]
         columns[_SAD] = [cell + note for cell, note in zip(columns[_SAD], watched, strict=True)]
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
@@ -139,6 +143,12 @@ def _macs(found: Sequence[Measured]) -> float | None:
     return sum(told) / len(told) if told else None
 
 
+def _train_loss(found: Sequence[Measured]) -> str:
+    """Of the seeds that tell it: a score that is worse in spite of a lower loss is a matter of generalization, not of training."""
+    value = stat(run.train_loss for run in found if run.train_loss is not None)
+    return "" if value is None else _text(value, 3 if abs(value.mean) >= 0.05 else 4)
+
+
 def _beside(found: Sequence[Measured], metric: str, measure: Measure) -> str:
     """Another metric of the same weights."""
     of = "ema_" if found[0].metric.startswith("ema_") else ""
@@ -161,8 +171,8 @@ def _text(value: Stat, digits: int, silent: float = 0.0) -> str:
 
 
 def _interval(claim: Facts, rows: Rows) -> Interval | None:
-    first, second = ([float(getattr(run, claim["metric"])) for run in rows[claim[side]]] for side in ("first", "second"))
-    return difference(first, second)
+    first, second = ([getattr(run, claim["metric"]) for run in rows[claim[side]]] for side in ("first", "second"))
+    return difference(*([float(value) for value in values if value is not None] for values in (first, second)))
 
 
 def _claim_numbers(facts: Facts, claim: Facts, rows: Rows) -> dict[str, Any]:
@@ -213,10 +223,11 @@ def _word(claim: Facts, interval: Interval, measure: Measure) -> str:
 
 
 def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str, str]:
-    of_sad = claim["metric"] == "sad"
-    factor, digits = (1.0, 2 if abs(interval.mean) > 0.05 else 3) if of_sad else (measure.factor, measure.digits)
+    unit = {"score": measure.unit, "sad": "SAD", "train_loss": "of the loss"}[claim["metric"]]
+    digits = measure.digits if claim["metric"] == "score" else 2 if abs(interval.mean) > 0.05 else 3 if abs(interval.mean) > 0.005 else 4
+    factor = measure.factor if claim["metric"] == "score" else 1.0
     mean, low, high = (f"{factor * value:+.{digits}f}" for value in (interval.mean, interval.low, interval.high))
-    return f"{mean} {'SAD' if of_sad else measure.unit}", low, high
+    return f"{mean} {unit}", low, high
 
 
 # ---- conditions ----
