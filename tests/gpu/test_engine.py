@@ -129,6 +129,24 @@ def test_rivals_too(kind, root, tmp_path):
     assert_same(final(one), final(two))
 
 
+@pytest.mark.parametrize("kind", ["srste", "ste_unstructured", "rigl", "str"])
+def test_compiled_steps_are_a_graph_too(kind, root, tmp_path):
+    """As `nofm study --engine.compile true` trains: bit for bit what compiled steps give one by one, and learned as without a compiler."""
+    sparse = {"sparsity": 0.8} if kind not in ("srste", "str") else {}
+    method = MethodConfig(**{"kind": kind, **sparse, **(METHODS["srste"] if kind == "srste" else RIVALS[kind])})
+    parts: dict[str, Any] = {"sparsity": {"pattern": "2:4" if kind == "srste" else "1:1", "method": method}}
+    engine = {"precision": "bf16", "channels_last": True, "compile": True}
+    one, two, plain = tmp_path / "one by one", tmp_path / "graph", tmp_path / "plain"
+    train(changed(root, engine={**engine, "graph": "off"}, **parts), one)
+    train(changed(root, engine=engine, **parts), two)
+    train(changed(root, engine={**engine, "compile": False}, **parts), plain)
+    assert_same(final(one), final(two))
+    losses = [
+        [json.loads(line)["loss"] for line in (out / "events.jsonl").read_text().splitlines() if '"train"' in line] for out in (two, plain)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("engine", "optim"),
     [

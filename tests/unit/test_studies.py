@@ -279,6 +279,7 @@ def test_a_digest_tells_configurations_apart_and_nothing_else():
     elsewhere = edited(
         config, data_root="/elsewhere", engine_keep=7, engine_checkpoint_every=3.0, engine_eval_every=5.0, engine_epochs=100.0
     )
+    assert digest(to_dict(edited(elsewhere, engine_compile=True, engine_graph="off"))) == known, "the same training, by other code"
     assert digest(to_dict(dataclasses.replace(elsewhere, seed=3, out="x", device="cpu"))) == known
     older = to_dict(config)
     del older["sparsity"]["budget"], older["engine"]["keep"]  # written before these options were there
