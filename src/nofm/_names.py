@@ -2,7 +2,8 @@
 
 from .allocate import allocate_patterns
 from .analysis import SAD, Cost, Divergence, Verification, check_ranks, cost, sad_of_forwards, verify
-from .errors import LayerError, MaskDivergenceError, NofmError, NonFiniteWeightError, OptimizerError, PatternError
+from .deploy import PackedFile, load_packed, save_packed
+from .errors import LayerError, MaskDivergenceError, NofmError, NonFiniteWeightError, OptimizerError, PackedError, PatternError
 from .kinds import register_layer
 from .masks import mask
 from .methods import (
@@ -57,6 +58,8 @@ __all__ = [
     "NofmError",
     "NonFiniteWeightError",
     "OptimizerError",
+    "PackedError",
+    "PackedFile",
     "Pattern",
     "PatternError",
     "RigL",
@@ -70,9 +73,11 @@ __all__ = [
     "cost",
     "densify_",
     "fold_",
+    "load_packed",
     "mask",
     "register_layer",
     "sad_of_forwards",
+    "save_packed",
     "sites",
     "sparsify_",
     "summary",

@@ -12,6 +12,7 @@ __all__ = [
     "NofmError",
     "NonFiniteWeightError",
     "OptimizerError",
+    "PackedError",
     "PatternError",
 ]
 
@@ -26,6 +27,10 @@ class PatternError(NofmError):
 
 class LayerError(NofmError):
     """A layer that cannot be made sparse as asked, a rule that matches nothing, a verb called on the wrong model."""
+
+
+class PackedError(NofmError):
+    """A packed file that is damaged, or not from nofm."""
 
 
 class OptimizerError(NofmError):

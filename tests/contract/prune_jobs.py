@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import nofm
-from nofm.engine.export import folded_weights
+from nofm.deploy import folded_weights
 
 STEPS = 20
 METHODS: dict[str, tuple[str, nofm.Method]] = {

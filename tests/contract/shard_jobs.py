@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -141,6 +143,21 @@ def fold_after_a_forward(rank: int) -> list[float]:
     nofm.fold_(model)
     model.reshard()  # whatever copies are shown, it is the parameters that count
     return [float((shards.whole(p) == 0).double().mean()) for p in model.parameters() if p.dim() > 1]
+
+
+def packed_by_all(rank: int) -> dict[str, Any]:
+    """Every process takes part, one writes."""
+    model, alone = network(), network()
+    for m in (model, alone):
+        nofm.sparsify_(m, "2:4", preset="all")
+    shard(model, by_layer=True)
+    folder = Path(tempfile.mkdtemp())
+    said = nofm.save_packed(model, folder / "m.safetensors")
+    nofm.fold_(alone)
+    written = (folder / "m.safetensors").is_file()
+    loaded = nofm.load_packed(folder / "m.safetensors") if written else {}
+    same = all(torch.equal(loaded[key], value) for key, value in alone.state_dict().items()) if written else None
+    return {"written": written, "same": same, "bytes": said.bytes}
 
 
 def fold_of_cut_groups(rank: int) -> str:

@@ -57,6 +57,7 @@ JOBS = {
     "after a forward": shard_jobs.attach_after_a_forward_without_backward,
     "fold after a forward": shard_jobs.fold_after_a_forward,
     "fold of cut groups": shard_jobs.fold_of_cut_groups,
+    "packed": shard_jobs.packed_by_all,
     "sharded after attach": shard_jobs.sharded_after_attach,
     "flattened": shard_jobs.flattened,
     "replicated": shard_jobs.lambda_on_a_replicated_weight,
@@ -104,6 +105,12 @@ def test_attach_after_a_forward_without_backward(results):
 def test_fold_after_a_forward_without_backward_writes_to_the_parameters(results):
     for zeros in results["fold after a forward"]:
         assert zeros == [0.5] * 4
+
+
+def test_a_sharded_model_is_packed_by_all_and_written_by_the_first(results):
+    first, second = results["packed"]
+    assert first == {"written": True, "same": True, "bytes": second["bytes"]}
+    assert not second["written"]
 
 
 def test_fold_of_groups_that_are_cut_is_refused(results):

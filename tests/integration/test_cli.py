@@ -277,6 +277,26 @@ def test_check_of_a_run_takes_its_result_and_of_a_checkpoint_says_where_that_is(
     assert "this run has not ended" in capsys.readouterr().err
 
 
+def test_export_leaves_zeros_out_and_puts_them_back(run, tmp_path, capsys):
+    packed, plain = tmp_path / "a.packed.safetensors", tmp_path / "a.plain.safetensors"
+    result = run / "model.safetensors"
+    assert main(["export", str(run), "--out", str(packed)]) == 0
+    assert re.fullmatch(rf"{packed}: 2 of 20 tensors packed, 30\.6 kB -> [67]\.\d kB \(2\d\.\d%\)\n", capsys.readouterr().out)
+    assert main(["check", str(packed)]) == 0
+    assert main(["export", str(packed), "--form", "plain"]) == 0
+    assert capsys.readouterr().out.endswith(f"{plain}: 20 tensors, 32.1 kB\n")
+    assert plain.read_bytes() == result.read_bytes(), "nothing is lost on the way, metadata included"
+    for words, message in {
+        ("export", str(run), "--out", str(result)): "is the file that is read",
+        ("export", str(result), "--out", str(tmp_path / "no" / "x")): f"there is no folder {tmp_path / 'no'}",
+        ("export", str(run / "run.json")): "run.json: not a readable safetensors file",
+        ("export", str(run / "checkpoints")): "a training checkpoint holds dense weights",
+        ("export", str(tmp_path / "gone")): "gone: no such file",
+    }.items():
+        assert main(list(words)) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_check_of_a_run_against_a_pattern_judges_the_layers_that_it_made_sparse(run, tmp_path, capsys):
     from safetensors.torch import load_file, save_file
 

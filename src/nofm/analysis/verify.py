@@ -1,7 +1,7 @@
 """`verify(model_or_path)`: is it really N:M? Layer by layer, on which axis, and how far from it if not.
 
-Takes what people have: a sparsified model, a plain (folded) model, a state dict, or a safetensors file, which is read tensor by
-tensor and never unpickled. Without a pattern it says which one each weight has. A weight whose mask would be all ones, the
+Takes what people have: a sparsified model, a plain (folded) model, a state dict, or a safetensors file (packed or not), which is read
+tensor by tensor and never unpickled. Without a pattern it says which one each weight has. A weight whose mask would be all ones, the
 sign of pruning that silently did not happen, is told apart from one that breaks the pattern here and there.
 
 Zeros anywhere fulfil some N:M by chance: of a network pruned to 10 % without structure, no 32 neighbours hold more than 12 weights
@@ -29,6 +29,7 @@ from ..errors import NofmError
 from ..kinds import known_weights
 from ..masks import Axis, Grouping
 from ..overview import table
+from ..packed import is_packed, unpacked
 from ..patterns import Pattern
 from ..site import parameter_name, sites
 from ..sparsify import unwrap
@@ -190,6 +191,9 @@ def _of_file(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise NofmError(f"{path}: no such file; verify takes a model, a state dict or a safetensors file")
     try:
         with safe_open(path, framework="pt") as file:
+            if is_packed(file):
+                yield from unpacked(path, file)
+                return
             for name in file.keys():  # noqa: SIM118 - not a dict
                 yield name, file.get_tensor(name)
     except SafetensorError as error:

@@ -20,7 +20,7 @@ from .pages import fitted
 if TYPE_CHECKING:
     from ..analysis import Verification
 
-__all__ = ["analyse", "check", "completion", "cost", "recipes", "report"]
+__all__ = ["analyse", "check", "completion", "cost", "export", "recipes", "report"]
 
 
 def recipes(glob: Positional[Annotated[str, arg(metavar="[GLOB]", help_behavior_hint="")]] = "*") -> int:
@@ -131,6 +131,31 @@ def _weights_of(path: Path) -> Path:
     if path.is_dir() and path != run:
         raise ConfigError(f"{path}: is a folder, and not of a run; give a safetensors file or a run folder")
     return result if path == run else path
+
+
+def export(
+    file: Positional[Annotated[Path, arg(metavar="FILE")]],
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    form: Literal["packed", "plain"] = "packed",
+) -> int:
+    """Write the weights of a run or a safetensors file without their zeros, or with them again.
+
+    Args:
+        file: A run folder, for the weights that the run has ended with, or a safetensors file.
+        out: The new file; where nothing is said, model.packed.safetensors beside model.safetensors, or model.plain.safetensors.
+        form: packed leaves zeros out, and `nofm.load_packed` reads it; plain has them, and everything reads it.
+    """
+    weights = _weights_of(file)
+    stem = weights.name.removesuffix(".safetensors").removesuffix(".packed").removesuffix(".plain")
+    target = out or weights.with_name(f"{stem}.{form}.safetensors")
+    if target.absolute() == weights.absolute():
+        raise ConfigError(f"--out {target}: is the file that is read; give another name")
+    if not target.absolute().parent.is_dir():
+        raise ConfigError(f"--out {target}: there is no folder {target.absolute().parent}")
+    from ..deploy import repack
+
+    print(repack(weights, target, form))
+    return 0
 
 
 def analyse(

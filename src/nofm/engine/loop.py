@@ -22,13 +22,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .. import shards
 from ..data.loader import Batch, Loader
+from ..deploy import folded_weights
 from ..methods import Handle
 from ..site import sites
 from ..tasks.base import Task
 from . import snapshot
 from .average import Average
 from .checkpoint import Store
-from .export import folded_weights
 from .folder import RunFolder
 from .graphs import Graphs
 from .measure import laid_out, metrics_of, on_device, summed
