@@ -195,6 +195,8 @@ REFUSED = {
     "none given": (lambda m: nofm.attach(SRSTE, m, []), "at least one optimizer"),
     "LBFGS": (lambda m: nofm.attach(SRSTE, m, torch.optim.LBFGS(m.parameters())), "LBFGS evaluates the loss many times"),
     "no optimizer": (lambda m: nofm.attach(SRSTE, m, [m]), "attach needs torch optimizers, got Sequential"),
+    "a number": (lambda m: nofm.attach(SRSTE, m, 3), "attach needs torch optimizers, got int"),
+    "a text": (lambda m: nofm.attach(SRSTE, m, "sgd"), "attach needs torch optimizers, got str"),
     "not sparse": (lambda m: nofm.attach(SRSTE, p := nn.Linear(4, 4), torch.optim.SGD(p.parameters())), "call sparsify_ before attach"),
     "attached already": (attach_twice, r"0 has a method attached already; call detach\(\)"),
     "attached already, tied": (attach_to_a_weight_tied_to_an_attached_one, "weight has a method attached already"),

@@ -162,6 +162,29 @@ def test_zeros_anywhere_are_left_out_too(tmp_path):
     assert all(torch.equal(loaded[key], value) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", [*MODELS, "zeros anywhere"])
+def test_the_reader_in_the_documents_reads_them(name, tmp_path):
+    """It has nothing of nofm, so it is the format that is tested, not one half of it by the other."""
+    page = (Path(__file__).parents[2] / "docs" / "packed.md").read_text()
+    code: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], code)
+    for pattern in ("1:4", "2:4", "2:8", "3:16"):
+        if name == "zeros anywhere":
+            model: nn.Module = nn.Linear(32, 8)
+            with torch.no_grad():
+                model.weight[torch.rand(8, 32) < 0.8] = 0
+        else:
+            build, options = MODELS[name]
+            model = build()
+            if not nofm.sparsify_(model, pattern, **{**options, "pad": True}):
+                continue
+        nofm.save_packed(model, tmp_path / "m.safetensors")
+        expected = nofm.load_packed(tmp_path / "m.safetensors")
+        found = code["load"](tmp_path / "m.safetensors")
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(torch.from_numpy(found[key].copy()), value) for key, value in expected.items())
+
+
 def test_verify_reads_packed_files(tmp_path):
     model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(32, 10))
     nofm.sparsify_(model, "1:16", preset="all", skip=("2",))

@@ -129,7 +129,8 @@ class Handle:
 def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], *, fused: bool = False) -> Handle:
     """Train `model` by `method` from now on, in the steps that `optimizer` takes. The training loop stays as it is.
 
-    Several optimizers: pass them all; each weight follows the steps of the one that owns it.
+    Several optimizers: pass them all; each weight follows the steps of the one that owns it. What Accelerate and Lightning wrap around an
+    optimizer may be passed as well.
 
     A copy of the model, an average (EMA) say, has no method. What a method changes later in how layers see their weights (ASP's and
     `begin_at`'s pruning, the masks of unstructured methods), the copy does not take over: make it after that.
@@ -144,7 +145,7 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
         raise OptimizerError(f"attach needs a model, got {type(model).__name__}; attach(method, model, optimizer)")
     model = unwrap(model)
     shards.reshard_(model)
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers = [_inside(each) for each in _listed(optimizer)]
     found = list(sites(model))
     if not found:
         raise OptimizerError(f"this {type(model).__name__} has no sparse layer; call sparsify_ before attach")
@@ -166,6 +167,17 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
         shards.check_groups_whole(site.name, site.weight, site.grouping)
         check_finite(shards.local(site.weight.detach()), site.key)
     return Handle(method, model, optimizers, fused)
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, Optimizer | nn.Module | str) else [given]
+
+
+def _inside(optimizer: Any) -> Any:
+    """The optimizer inside a wrapper that hands it the steps (Accelerate's, Lightning's): hooks of the wrapper itself are never called."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and isinstance(inside := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inside
+    return optimizer
 
 
 _ATTACHED: weakref.WeakKeyDictionary[SparseModule, weakref.ref[Driver]] = weakref.WeakKeyDictionary()

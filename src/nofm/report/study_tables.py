@@ -223,7 +223,7 @@ def _word(claim: Facts, interval: Interval, measure: Measure) -> str:
 
 
 def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str, str]:
-    unit = {"score": measure.unit, "sad": "SAD", "train_loss": "of the loss"}[claim["metric"]]
+    unit = {"score": measure.unit, "sad": "SAD", "train_loss": "(loss)"}[claim["metric"]]
     digits = measure.digits if claim["metric"] == "score" else 2 if abs(interval.mean) > 0.05 else 3 if abs(interval.mean) > 0.005 else 4
     factor = measure.factor if claim["metric"] == "score" else 1.0
     mean, low, high = (f"{factor * value:+.{digits}f}" for value in (interval.mean, interval.low, interval.high))
