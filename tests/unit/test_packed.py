@@ -341,6 +341,13 @@ def test_metadata_that_are_none_are_refused(text, tmp_path):
         nofm.load_packed(tmp_path / "bad.safetensors")
 
 
+def test_who_wants_a_plain_file_is_told_how_to_get_one(parts, tmp_path):
+    from nofm.tasks.weights import read_weights
+
+    with pytest.raises(nofm.NofmError, match=r"good\.safetensors: is packed; nofm export .*good\.safetensors --form plain"):
+        read_weights(tmp_path / "good.safetensors")
+
+
 def test_files_that_are_something_else_are_told_so(tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "plain.safetensors")
     with pytest.raises(nofm.PackedError, match=r"plain.safetensors: is not packed; safetensors.torch.load_file reads it"):

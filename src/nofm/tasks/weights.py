@@ -13,12 +13,14 @@ __all__ = ["listed", "misfits", "read_weights"]
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    """All tensors of a safetensors file. A packed one is not for tasks, which know nothing of sparsity."""
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            if "nofm.packed" in (file.metadata() or {}):
+                raise NofmError(f"{path}: is packed; nofm export {path} --form plain writes the file with its zeros")
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         raise NofmError(f"{path}: cannot be read as safetensors ({error})") from None
 
