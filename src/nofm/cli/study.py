@@ -8,6 +8,7 @@ DIR/runs/CONFIGURATION/seed-N (run folders, shared by all studies), and for each
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import shlex
@@ -86,11 +87,13 @@ def command(args: list[str]) -> int:
         _check_runs_are_there(names, args[count:])
     wishes, rest = _wishes(args[count:])
 
-    from ..engine.signals import Stopped, listening
+    from ..engine.signals import Stopped, StopRequest, listening
     from ..report.study import known_runs
     from .options import parse
 
-    with listening() as stop, limited(stop, wishes.minutes) as over:
+    # Tables alone have nothing to bring to a good end: Ctrl-C ends them as it does other commands.
+    heard = contextlib.nullcontext(StopRequest()) if wishes.only_table else listening()
+    with heard as stop, limited(stop, wishes.minutes) as over:
         base, options, _ = parse(wishes.on, find(wishes.on), rest)
         if base.out is None:
             raise ConfigError("study: say where its runs go: --out DIR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from .compare import band, stretches, thin_band
 from .curves import Curve
 from .figures import log_ticks
+from .files import write_whole
 from .measures import Measure
 from .study import Measured
 from .study_curves import Curves
@@ -33,7 +35,9 @@ def draw(
 
     alone   rows whose masks no other row's can be compared with.
     """
-    figure_of(title, measure, rows, alone).savefig(path, dpi=110)
+    drawn = io.BytesIO()
+    figure_of(title, measure, rows, alone).savefig(drawn, format="png", dpi=110)
+    write_whole(path, drawn.getvalue())
 
 
 def figure_of(
