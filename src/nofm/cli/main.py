@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 `nofm check` found weights that are not N:M; 2 the user ca
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import inspect
 import signal
@@ -47,11 +48,12 @@ def _function(name: str) -> Callable[[list[str]], int]:
         import tyro
 
         from . import commands
-        from .pages import fitted
+        from .pages import fitted, fitting
 
         function = getattr(commands, name)
         about = fitted((inspect.getdoc(function) or "").partition("\n\n")[0], indent=2)
-        result: Any = tyro.cli(function, args=args, prog=f"nofm {name}", description=about, use_underscores=True)
+        with fitting() if {"-h", "--help"} & set(args) else contextlib.nullcontext():
+            result: Any = tyro.cli(function, args=args, prog=f"nofm {name}", description=about, use_underscores=True)
         return int(result)
 
     return run
