@@ -118,7 +118,7 @@ def command(args: list[str]) -> int:
                     stopped.go_on = "the same command"
                     raise
                 print(f"the time is up, {wishes.minutes:g} minutes; give the same command again to go on", flush=True)
-    _write(out, wishes.into or out, studies, base, may_be_empty=over.is_set())
+    _write(out, wishes.into or out, studies, base, wishes.on, may_be_empty=over.is_set())
     if trouble is not None:
         raise ConfigError(trouble)
     return 0
@@ -138,14 +138,14 @@ def _check_runs_are_there(names: list[str], options: list[str]) -> None:
     )
 
 
-def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, *, may_be_empty: bool) -> None:
+def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, on: str, *, may_be_empty: bool) -> None:
     """The tables of all studies that have finished runs."""
     from ..report.errors import ReportError
     from ..report.study import Unfinished, write_study
 
     unfinished: list[ReportError] = []
     for name, study in studies.items():
-        note(into / name, name, study, base)
+        note(into / name, name, study, base, on)
         try:
             for file in write_study(into / name, out / "runs"):
                 print(file)
