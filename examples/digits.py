@@ -99,7 +99,9 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(1)  # the network is tiny: a second thread mostly waits, and on a busy machine waits long
-    shown = Table("method", "accuracy %", "weights kept", "SAD, whole run", title=f"digits, {args.pattern}, {args.seeds} seeds")
+    shown = Table(
+        "method", "accuracy %", "weights kept in all layers", "SAD, whole run", title=f"digits, {args.pattern}, {args.seeds} seeds"
+    )
     for name, method in {"dense": nofm.Dense(), "STE": nofm.STE(), "SR-STE": nofm.SRSTE(decay=args.decay)}.items():
         runs = [train(method, args.pattern, seed, args.steps) for seed in range(args.seeds)]
         shown.add_row(name, spread([r.accuracy for r in runs], ".2f"), f"{runs[0].kept:.1%}", spread([r.sad for r in runs], ",.0f"))

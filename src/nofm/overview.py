@@ -63,7 +63,7 @@ class Summary:
             (r.name, r.kind, "x".join(map(str, r.shape)), r.pattern or "dense", f"{r.groups:,}" if r.pattern else "", f"{r.kept:,}", r.note)
             for r in self.rows
         ]
-        total = f"{len(self.sparse)} of {len(self.rows)} layers sparse; {self.density:.1%} of the weights of all {len(self.rows)} kept"
+        total = f"{len(self.sparse)} of {len(self.rows)} layers sparse; weights kept in all layers: {self.density:.1%}"
         return "\n".join([*table([header, *cells], right=(4, 5)), total])
 
 

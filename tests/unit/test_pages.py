@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import re
+import subprocess
+import sys
+import termios
 
 import pytest
 
@@ -76,14 +82,58 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+def pieces(shown: str) -> list[str]:
+    """What no end of a line may part: words, and of a list without spaces its entries."""
+    return re.findall(r"[^\s,]+,?", re.sub(r"[│╭╮╰╯─]|-{5,}", " ", shown))  # without the boxes
+
+
 @pytest.mark.parametrize("args", PAGES, ids=lambda args: " ".join(["nofm", *args]))
-def test_help_fits_on_the_terminal(args, columns, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert main([*args, "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    own = [line for line in lines if not line.startswith("usage: nofm cost")]  # tyro does not break these, and this one has 89
-    assert [line for line in own if len(line) > columns] == []
-    words = " ".join(lines)
+def test_help_fits_on_the_terminal(args, monkeypatch, capsys):
+    shown = {}
+    for columns in (60, 80, 120, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main([*args, "--help"]) == 0
+        shown[columns] = capsys.readouterr().out
+        assert [line for line in shown[columns].splitlines() if len(line) > columns] == []
+        assert pieces(shown[columns]) == pieces(shown[60]), "nothing is lost, and no word parted"
+        assert os.environ["COLUMNS"] == str(columns), "as it was before"
+    assert shown[200] == shown[120], "longer lines are hard to read"
+    words = " ".join(shown[120].splitlines())
     assert "None" not in words, "what is not set needs no default"
     assert "(default: )" not in re.sub(r"[│\s]+", " ", words)
+
+
+def on_a_terminal(command: list[str], columns: int, env: dict[str, str]) -> str:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    process = subprocess.Popen(command, stdout=theirs, env=env)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other side is closed
+        while more := os.read(ours, 65536):
+            shown += more
+    os.close(ours)
+    assert process.wait() == 0
+    return re.sub(r"\x1b\[[\d;]*m", "", shown.decode()).replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 80), (100, 100), (200, 120)], ids=["no terminal", "100", "200"])
+def test_boxes_are_as_wide_as_a_real_terminal(columns, width):
+    command = [sys.executable, "-m", "nofm", "train", "digits", "--help"]
+    env = {key: value for key, value in os.environ.items() if key != "COLUMNS"} | {"TERM": "xterm-256color"}
+    shown = subprocess.check_output(command, env=env, text=True) if columns is None else on_a_terminal(command, columns, env)
+    boxes = [line for line in shown.splitlines() if line.startswith(("╭", "│", "╰"))]
+    assert {len(line) for line in boxes} == {width}
+    assert len(boxes) > 100
+    assert max(map(len, shown.splitlines())) == width
+
+
+def test_a_usage_that_is_too_long_goes_on_below(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["cost", "--help"]) == 0
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "usage: nofm cost [-h] MODEL [--pattern N:M]",
+        "                 [--preset {default,paper,asp,all}]",
+        "                 [--input C H W]",
+        "",
+    ]

@@ -74,6 +74,41 @@ def test_the_figure_of_a_study(runs):
     assert_readable(study_figure.figure_of("A study", MEASURES["classification"], rows(runs)))
 
 
+LABELS = {  # and their methods
+    "pairs": {"dense": "dense", "SR-STE 2:4": "srste", "STE 2:4": "ste", "SR-STE 1:4": "srste", "STE 1:4": "ste"},
+    "the other way round": {"STE 2:4": "ste", "SR-STE 2:4": "srste", "STE 1:4": "ste", "SR-STE 1:4": "srste", "dense": "dense"},
+    "by lambda": {"dense": "dense", "2:4, lambda 0": "ste", "2:4, lambda 1": "srste", "1:4, lambda 0": "ste"},
+    "after a rival": {"GMP 2:4": "gmp", "SR-STE 2:4": "srste", "STE 1:4": "ste", "1:4, other": "other"},
+    "without a pattern": {"STE": "ste", "Eq. 4: weight": "srste", "Eq. 5: sign": "srste"},
+    "more than colours": {
+        **{"dense": "dense", "STE 2:4": "ste", "SR-STE 2:4": "srste"},
+        **{f"GMP {number} %": "gmp" for number in range(8)},
+        **{"STE, unstructured": "ste"},
+        **{f"RigL {number} %": "rigl" for number in range(20)},
+    },
+}
+
+
+@pytest.mark.parametrize("methods", LABELS.values(), ids=LABELS)
+def test_methods_have_their_lines_in_every_figure(methods):
+    styles = study_figure._styles(methods, methods)
+    assert set(styles) == set(methods)
+    for label, method in methods.items():
+        assert styles[label]["linestyle"] == {"srste": "-", "ste": "--", "dense": "-"}.get(method, styles[label]["linestyle"]), label
+    assert len({tuple(style.values()) for style in styles.values()}) == len(methods), "each row has a look of its own"
+
+
+def test_where_colours_come_again_their_first_rows_keep_the_lines():
+    labels = ["dense", *(f"lambda {number}" for number in range(12))]
+    styles = study_figure._styles(labels, dict.fromkeys(labels[1:], "srste"))
+    assert [styles[label]["linestyle"] for label in labels] == ["-"] * 10 + ["--"] * 3
+
+
+def test_rows_of_one_pattern_share_a_colour():
+    colours = [style["color"] for _, style in sorted(study_figure._styles(LABELS["pairs"], LABELS["pairs"]).items())]
+    assert [colours.index(colour) for colour in colours] == [0, 1, 0, 1, 4]  # SR-STE 1:4 and 2:4, STE 1:4 and 2:4, dense
+
+
 @pytest.mark.parametrize("alone", [(), ("dense 2:4",)], ids=["of one pattern", "dense watched by another"])
 def test_a_study_draws_the_movement_of_masks_that_can_be_compared(runs, alone):
     left, middle, _ = study_figure.figure_of("A study", MEASURES["classification"], rows(runs), alone).axes

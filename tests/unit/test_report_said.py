@@ -107,8 +107,8 @@ def test_shares_of_weights_say_which_layers_they_are_of(tmp_path):
     runs = [write_run(tmp_path / "sparse"), write_run(tmp_path / "none", still, layers=dense_layers, recipe="other")]
     page = write_report(runs, tmp_path / "out").read_text()
     header = re.findall(r'<th scope="col">(weights kept[^<]*)</th>', page)
-    assert header == ["weights kept in sparse layers", "weights kept in all layers"]
-    assert "66.7 % of all layers, 32 of 48" in page
+    assert header == ["weights kept in sparse layers", "weights kept in all layers", "weights kept", "weights kept"]  # then layer by layer
+    assert re.search(r"kept in sparse layers</dt>.*?66\.7 % kept in all layers, 32 of 48", page, re.DOTALL)
     assert re.split(r"  +", table(runs).splitlines()[2])[3:5] == ["\N{EM DASH}", "100.0 %"]
 
 
@@ -148,6 +148,7 @@ def test_what_an_unstructured_layer_keeps_in_the_end_is_shown(tmp_path):
     config = {"sparsity": {"pattern": "1:1", "method": {"kind": "rigl"}}}
     run = write_run(tmp_path / "rigl", ended, config=config, layers=layers, cost={"macs": 144, "macs_sparse": 144})
     page = write_report([run], tmp_path / "out").read_text()
+    assert page.count('<th scope="col">multiply-adds</th><th scope="col">multiply-adds kept</th>') == 1
     rows = re.findall(r'<tr><th scope="row">([ab])</th>(.*?)</tr>', page)
     cells = {name: re.findall(r"<td[^>]*>(?:<span.*?</span>)?([^<]*)", row) for name, row in rows}
     assert cells["a"][4:9] == ["16", "4", "25.0 %", "64", "16"]

@@ -378,9 +378,28 @@ def test_the_sad_of_a_dense_row_stands_beside_masks_of_its_pattern_only(pattern,
     assert table_markdown(facts, {**ROWS, "b": []}, brief=True).count("1.50 ± 0.00 (of 1:16 masks)") == 1, "nothing to mistake it for"
 
 
+@pytest.mark.parametrize(
+    ("study", "recipe", "changes", "said"),
+    [
+        ("table1", "digits", {}, "digits"),
+        ("table1", "cifar10/resnet20", {"model": "cifar/resnet32"}, "cifar10/resnet20, cifar/resnet32"),
+        ("table1", "cifar10/resnet20", {"model": "cnn", "data": "folder"}, "cifar10/resnet20, cnn, folder"),
+        ("regnet", "imagenet/resnet50", {}, ""),
+    ],
+    ids=["a recipe", "another network", "and other data", "several networks"],
+)
+def test_what_is_written_down_of_a_study_says_what_it_is_on(study, recipe, changes, said, tmp_path):
+    config = find(recipe)
+    config = dataclasses.replace(
+        config, **{group: dataclasses.replace(getattr(config, group), name=name) for group, name in changes.items()}
+    )
+    note(tmp_path, study, STUDIES[study](config), config, recipe)
+    assert json.loads((tmp_path / "study.json").read_text())["on"] == said
+
+
 def test_what_is_written_down_of_a_study_names_the_masks_of_dense_rows(tmp_path):
     config = find("digits")  # whose pattern is 1:16
-    note(tmp_path, "table1", STUDIES["table1"](config), config)
+    note(tmp_path, "table1", STUDIES["table1"](config), config, "digits")
     facts = json.loads((tmp_path / "study.json").read_text())
     assert {row["label"]: row["watched"] for row in facts["rows"] if "watched" in row} == {"dense": "1:16"}
     assert [row["pattern"] for row in facts["rows"][1:]] == [p for p in ("2:4", "4:8", "1:4", "2:8", "1:16") for _ in range(2)]

@@ -69,6 +69,33 @@ def test_a_figure_is_drawn_again_without_the_run_folders(tmp_path, monkeypatch):
     assert len((one / "curves.csv").read_text().splitlines()) == 1 + 3 * 3
 
 
+@pytest.mark.parametrize(
+    ("facts", "title"),
+    [({}, FACTS["title"]), ({"on": ""}, FACTS["title"]), ({"on": "digits"}, f"{FACTS['title']}: digits")],
+    ids=["of an earlier version", "several networks", "a recipe"],
+)
+def test_a_figure_says_what_was_trained_on_what(facts, title, tmp_path, monkeypatch):
+    one, titles = study(tmp_path / "tables" / "one"), []
+    (one / "study.json").write_text(json.dumps({**FACTS, **facts}))
+    trained(tmp_path / "runs" / "a" / "seed-0", 0.4)
+    monkeypatch.setattr(study_figure, "draw", lambda title, *_, **__: titles.append(title))
+    write_study(one, tmp_path / "runs")
+    assert titles == [title]
+
+
+def test_a_figure_knows_the_methods_of_its_rows(tmp_path, monkeypatch):
+    """By the names of their runs, which files of every version have."""
+    one, styles = study(tmp_path / "tables" / "one"), study_figure._styles
+    runs = {"a": "srste-2of4-decay0.0002", "b": "ste-2of4"}
+    (one / "study.json").write_text(json.dumps({**FACTS, "rows": [{**row, "runs": runs[row["label"]]} for row in FACTS["rows"]]}))
+    for name in runs.values():
+        trained(tmp_path / "runs" / name / "seed-0", 0.4)
+    seen = {}
+    monkeypatch.setattr(study_figure, "_styles", lambda labels, methods: seen.update(methods) or styles(labels, methods))
+    write_study(one, tmp_path / "runs")
+    assert seen == {"a": "srste", "b": "ste"}
+
+
 def test_a_study_has_the_curves_of_a_neighbours_runs(tmp_path, monkeypatch):
     trained(tmp_path / "runs" / "b" / "seed-0", 0.6)
     write_study(study(tmp_path / "tables" / "one"), tmp_path / "runs")

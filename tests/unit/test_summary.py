@@ -36,7 +36,7 @@ attn.out_proj        NonDynamicallyQuantizableLinear  16x16      dense          
 mix                  Bilinear                         4x4x4      dense               64  kind not known
 fc                   ParametrizedLinear               8x16       dense              128  {parametrized}
 head                 Linear                           10x16      1:4          40     40  tied to embed
-4 of 9 layers sparse; 58.1% of the weights of all 9 kept
+4 of 9 layers sparse; weights kept in all layers: 58.1%
 """.strip().replace("{parametrized}", "its weight is computed from others (parametrized); remove the parametrization first")
 
 
@@ -66,7 +66,7 @@ def test_kept_is_what_the_masks_keep() -> None:
 def test_a_dense_model_has_rows_without_reasons() -> None:
     summary = nofm.summary(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)))
     assert [(row.name, row.shape, row.pattern, row.kept, row.note) for row in summary.rows] == [("0", (2, 4), "", 8, "")]
-    assert str(summary).endswith("0 of 1 layers sparse; 100.0% of the weights of all 1 kept")
+    assert str(summary).endswith("0 of 1 layers sparse; weights kept in all layers: 100.0%")
     assert nofm.summary(nn.ReLU()).density == 0
 
 

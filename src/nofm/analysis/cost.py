@@ -60,7 +60,7 @@ class Cost:
 
     def __str__(self) -> str:
         rows = [
-            ("", "dense", "sparse", "ratio"),
+            ("", "dense", "sparse", "kept"),
             _row("parameters", self.params, (self.params, self.params_sparse)),
             _row("  without norm layers", self.params, (self.weights, self.weights_sparse)),
             _row("multiply-adds", self.macs, (self.macs, self.macs_sparse)),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..engine.resolve import digest, telling_differences, to_dict
+from ..recipes import find
 from ..recipes.study import Row, Study, run_name
 from ..report.files import write_whole
 from ..report.study import finished
@@ -140,8 +141,8 @@ def train_rows(
     return f"{len(errors)} of {len(jobs)} runs failed; the first is {errors[0][0]}: {errors[0][1]}" if errors else None
 
 
-def note(folder: Path, name: str, study: Study, base: RunConfig) -> None:
-    """Write down what the rows are, for whoever reads the folder later."""
+def note(folder: Path, name: str, study: Study, base: RunConfig, on: str) -> None:
+    """Write down what the rows are, for whoever reads the folder later; `on` is the recipe that `base` comes from."""
     rows = [
         {
             "label": row.label,
@@ -155,6 +156,15 @@ def note(folder: Path, name: str, study: Study, base: RunConfig) -> None:
     ]
     claims = [dataclasses.asdict(claim) for claim in study.claims]
     facts = {"format": 2, "name": name, "title": study.title, "task": base.task.kind, "sad_every": base.engine.log_every}
-    facts |= {"rows": rows, "claims": claims, "notes": list(study.notes)}
+    facts |= {"on": _trained_on(study, base, on), "rows": rows, "claims": claims, "notes": list(study.notes)}
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "study.json", json.dumps(facts, indent=1).encode() + b"\n")
+
+
+def _trained_on(study: Study, base: RunConfig, on: str) -> str:
+    """The recipe, which tells network and data, and those asked for in place of its own; of rows with several networks nothing."""
+    if any(row.config.model.name != base.model.name for row in study.rows):
+        return ""
+    own = find(on)
+    others = [base.model.name] * (base.model.name != own.model.name) + [base.data.name] * (base.data.name != own.data.name)
+    return ", ".join([on, *others])

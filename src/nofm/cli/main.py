@@ -1,18 +1,20 @@
 """`nofm COMMAND ...`: find the command, run it, and turn errors into one message and an exit code.
 
 Exit codes: 0 done; 1 `nofm check` found weights that are not N:M; 2 the user can mend it (one message, no traceback without
---debug); 130 and 143 stopped by SIGINT and SIGTERM after writing a checkpoint. Anything else that goes wrong is a traceback.
+--debug); 130 and 143 stopped by SIGINT and SIGTERM, by a run after writing a checkpoint. Anything else that goes wrong is a traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import inspect
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .streams import open_closed_streams, print_as_long_as_possible
+from .streams import flush_or_forget, open_closed_streams, print_as_long_as_possible
 
 __all__ = ["COMMANDS", "main"]
 
@@ -46,11 +48,12 @@ def _function(name: str) -> Callable[[list[str]], int]:
         import tyro
 
         from . import commands
-        from .pages import fitted
+        from .pages import fitted, fitting
 
         function = getattr(commands, name)
         about = fitted((inspect.getdoc(function) or "").partition("\n\n")[0], indent=2)
-        result: Any = tyro.cli(function, args=args, prog=f"nofm {name}", description=about, use_underscores=True)
+        with fitting() if {"-h", "--help"} & set(args) else contextlib.nullcontext():
+            result: Any = tyro.cli(function, args=args, prog=f"nofm {name}", description=about, use_underscores=True)
         return int(result)
 
     return run
@@ -73,6 +76,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
 }
 
 _WORKING = ("train", "resume", "study", "evaluate")  # which do more than print
+_WRITING = ("report", "study", "evaluate")  # which write files that the same command writes again, each of them whole or not at all
 
 _HELP = """nofm: keep N of every M. Trains, measures and ships N:M sparse networks.
 
@@ -101,6 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone, for example `nofm recipes | head`
         return 0
+    except KeyboardInterrupt:  # Ctrl-C while nothing is trained or measured; runs have an answer of their own
+        if debug:
+            raise
+        flush_or_forget()
+        left = "; no file is half-written, give the same command again" if args and args[0] in _WRITING else ""
+        print(f"nofm: interrupted{left}", file=sys.stderr)
+        return 128 + signal.SIGINT
     except Exception as error:
         code_of_error = _exit_code(error)
         if code_of_error is None or (debug and code_of_error == 2):

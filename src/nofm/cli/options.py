@@ -17,7 +17,7 @@ from ..engine.counting import recount
 from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
-from .pages import fitted
+from .pages import fitted, fitting
 from .words import say
 
 __all__ = ["Options", "pairs_of", "parse", "positive"]
@@ -80,12 +80,15 @@ def _forget_what_belonged_to_another_kind(values: dict[str, Any], base: dict[str
 def _read(recipe: str, config: RunConfig, args: list[str]) -> Options:
     import tyro
 
-    default, about = Options(**{f.name: getattr(config, f.name) for f in dataclasses.fields(RunConfig)}), None
+    default = Options(**{f.name: getattr(config, f.name) for f in dataclasses.fields(RunConfig)})
+    how: dict[str, Any] = {"args": args, "prog": f"nofm train {recipe}", "use_underscores": True}
     if {"-h", "--help"} & set(args):
         from .listed import as_listed, listed
 
-        default, about = as_listed(listed(default, config.task.kind), default), _about(recipe, config)
-    return tyro.cli(type(default), args=args, default=default, prog=f"nofm train {recipe}", description=about, use_underscores=True)
+        default = as_listed(listed(default, config.task.kind), default)
+        with fitting():
+            return tyro.cli(type(default), default=default, description=_about(recipe, config), **how)
+    return tyro.cli(type(default), default=default, **how)
 
 
 def _about(recipe: str, config: RunConfig) -> str:

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["open_closed_streams", "print_as_long_as_possible"]
+__all__ = ["flush_or_forget", "open_closed_streams", "print_as_long_as_possible"]
 
 
 def open_closed_streams() -> None:
@@ -36,6 +36,21 @@ def print_as_long_as_possible() -> None:
     sys.stdout = io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering)
 
 
+def flush_or_forget() -> None:
+    """Show what was printed, or nothing more where nobody takes it: Ctrl-C ends the reader of a pipe, too, and Python would complain of it
+    when it leaves."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _lead_nowhere(sys.stdout.fileno())
+
+
+def _lead_nowhere(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
 class _Unfailing(io.RawIOBase):
     """A file by its number that leads nowhere as soon as it cannot be written to."""
 
@@ -58,9 +73,7 @@ class _Unfailing(io.RawIOBase):
         except BlockingIOError:
             raise
         except OSError as error:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._number)
-            os.close(nowhere)
+            _lead_nowhere(self._number)
             if not isinstance(error, BrokenPipeError):  # there the reader has left on purpose
                 print(f"nofm: stdout: {error.strerror}; nothing more is shown, and the run goes on", file=sys.stderr)
             return len(data)

@@ -8,6 +8,7 @@ DIR/runs/CONFIGURATION/seed-N (run folders, shared by all studies), and for each
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import shlex
@@ -86,11 +87,13 @@ def command(args: list[str]) -> int:
         _check_runs_are_there(names, args[count:])
     wishes, rest = _wishes(args[count:])
 
-    from ..engine.signals import Stopped, listening
+    from ..engine.signals import Stopped, StopRequest, listening
     from ..report.study import known_runs
     from .options import parse
 
-    with listening() as stop, limited(stop, wishes.minutes) as over:
+    # Tables alone have nothing to bring to a good end: Ctrl-C ends them as it does other commands.
+    heard = contextlib.nullcontext(StopRequest()) if wishes.only_table else listening()
+    with heard as stop, limited(stop, wishes.minutes) as over:
         base, options, _ = parse(wishes.on, find(wishes.on), rest)
         if base.out is None:
             raise ConfigError("study: say where its runs go: --out DIR")
@@ -115,7 +118,7 @@ def command(args: list[str]) -> int:
                     stopped.go_on = "the same command"
                     raise
                 print(f"the time is up, {wishes.minutes:g} minutes; give the same command again to go on", flush=True)
-    _write(out, wishes.into or out, studies, base, may_be_empty=over.is_set())
+    _write(out, wishes.into or out, studies, base, wishes.on, may_be_empty=over.is_set())
     if trouble is not None:
         raise ConfigError(trouble)
     return 0
@@ -135,14 +138,14 @@ def _check_runs_are_there(names: list[str], options: list[str]) -> None:
     )
 
 
-def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, *, may_be_empty: bool) -> None:
+def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, on: str, *, may_be_empty: bool) -> None:
     """The tables of all studies that have finished runs."""
     from ..report.errors import ReportError
     from ..report.study import Unfinished, write_study
 
     unfinished: list[ReportError] = []
     for name, study in studies.items():
-        note(into / name, name, study, base)
+        note(into / name, name, study, base, on)
         try:
             for file in write_study(into / name, out / "runs"):
                 print(file)

@@ -217,7 +217,8 @@ class SparsityConfig:
     axis: Literal["input", "flat"] = "input"
     """Where groups lie: along the input channels (input), as sparse hardware reads them, or along the flattened kernel (flat)."""
     budget: float | None = None
-    """Instead of a pattern: the share of all weights of sparse layers that is kept, above 0 and up to 1; patterns differ by layer."""
+    """Instead of a pattern: the share of weights kept in sparse layers, and in those that it leaves dense, above 0 and up to 1; patterns
+    differ by layer."""
     allocation: Literal["uniform", "erk", "magnitude", "sensitivity"] | None = None
     """with budget: how layers share it, see nofm.allocate_patterns; erk where nothing is said. magnitude: of the starting weights.
     sensitivity: their (gradient x weight)^2 on the first batch (data.loader resident)."""

@@ -56,7 +56,8 @@ def layer_tables(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def _total(cost: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     rows = []
-    for words, key in (("parameters", "params"), ("without normalisation layers", "weights"), ("multiply-adds of one forward", "macs")):
+    without = "parameters without normalisation layers"
+    for words, key in (("parameters", "params"), (without, "weights"), ("multiply-adds of one forward", "macs")):
         dense, sparse = cost.get(key), cost.get(f"{key}_sparse")
         if dense and sparse is not None:
             rows.append((words, big(dense), big(sparse), f"{100 * sparse / dense:.1f} %"))

@@ -87,7 +87,7 @@ def _metric_tiles(lead: Group, baseline: Group | None, metrics: Sequence[str], u
 
 def _cost_tiles(lead: Group) -> list[dict[str, str]]:
     cost = cost_of(lead.runs[0])
-    of_all = f"{_share(cost, 'weights')} % of all layers, {big(cost['weights_kept'])} of {big(cost['weights'])}"
+    of_all = f"{_share(cost, 'weights')} % kept in all layers, {big(cost['weights_kept'])} of {big(cost['weights'])}"
     tiles = [_tile("kept in sparse layers", _share(cost, "sparse_weights"), "%" if cost["sparse_weights"] else "", of_all)]
     if "macs" in cost:
         tiles.append(_tile("multiply-adds kept", _share(cost, "macs"), "%", f"{big(cost['macs_kept'])} of {big(cost['macs'])}"))

@@ -260,7 +260,10 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
         shown = {
             label: ([curves[key] for run in own if (key := (run.config, run.seed)) in curves], own) for label, own in rows.items() if own
         }
-        draw(facts["title"], measure, shown, folder / "figure.png", alone=watched_alone([r for r in facts["rows"] if r["label"] in shown]))
+        title = ": ".join([facts["title"], *([facts["on"]] if facts.get("on") else [])])  # earlier versions did not write it down
+        alone = watched_alone([row for row in facts["rows"] if row["label"] in shown])
+        methods = {row["label"]: row["runs"].partition("-")[0] for row in facts["rows"]}  # which the names of runs begin with
+        draw(title, measure, shown, folder / "figure.png", alone, methods)
         files["figure.png"] = ""
     return [folder / name for name in files]
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from .compare import band, stretches, thin_band
 from .curves import Curve
 from .figures import log_ticks
+from .files import write_whole
 from .measures import Measure
 from .study import Measured
 from .study_curves import Curves
@@ -19,6 +22,8 @@ __all__ = ["draw", "figure_of"]
 
 _POINTS = 200
 _LINES = ("-", "--", ":", "-.")
+# In every figure, whatever the order of its rows: the paper's method is solid, and what it is held against, STE, dashed.
+_METHOD_LINES = {"srste": "-", "ste": "--"}
 _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 
 
@@ -28,16 +33,24 @@ def draw(
     rows: Mapping[str, tuple[Sequence[Curves], Sequence[Measured]]],
     path: Path,
     alone: Container[str] = (),
+    methods: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write a PNG. Each row: the curves of the runs that have any, and the numbers of all.
 
-    alone   rows whose masks no other row's can be compared with.
+    alone     rows whose masks no other row's can be compared with.
+    methods   of the rows.
     """
-    figure_of(title, measure, rows, alone).savefig(path, dpi=110)
+    drawn = io.BytesIO()
+    figure_of(title, measure, rows, alone, methods).savefig(drawn, format="png", dpi=110)
+    write_whole(path, drawn.getvalue())
 
 
 def figure_of(
-    title: str, measure: Measure, rows: Mapping[str, tuple[Sequence[Curves], Sequence[Measured]]], alone: Container[str] = ()
+    title: str,
+    measure: Measure,
+    rows: Mapping[str, tuple[Sequence[Curves], Sequence[Measured]]],
+    alone: Container[str] = (),
+    methods: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """The picture as matplotlib has it."""
     from matplotlib.figure import Figure
@@ -45,7 +58,7 @@ def figure_of(
     figure: Any = Figure(figsize=(15, max(4.2, 0.24 * len(rows) + 1.6)), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
     figure.suptitle(title)
-    styles = _styles(rows)
+    styles = _styles(rows, methods)
     for number, (label, (curves, numbers)) in enumerate(rows.items()):
         style = styles[label]
         if curves:
@@ -73,17 +86,19 @@ def figure_of(
     return figure
 
 
-def _styles(labels: Iterable[str]) -> dict[str, dict[str, str]]:
-    """A colour and a kind of line for each row. Two rows of one pattern share a colour, so that it is methods that the lines tell apart."""
+def _styles(labels: Iterable[str], methods: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """A colour and a kind of line for each row, no two alike up to forty. Two rows of one pattern share a colour, so that
+    it is methods that the lines tell apart."""
     pattern = {label: found[0] if (found := re.search(r"\d+:\d+", label)) else label for label in labels}
     pairs = all(count <= 2 for count in Counter(pattern.values()).values())
     subject = pattern if pairs else {label: label for label in pattern}
     place = {name: number for number, name in enumerate(dict.fromkeys(subject.values()))}
     styles: dict[str, dict[str, str]] = {}
-    for label, name in subject.items():
-        before = sum(subject[other] == name for other in styles)
-        line = _LINES[(before + place[name] // len(_COLOURS)) % len(_LINES)]
-        styles[label] = {"color": _COLOURS[place[name] % len(_COLOURS)], "linestyle": line}
+    # Rows choose their lines: while there are colours those of the two methods first.
+    for label in sorted(subject, key=lambda label: (place[subject[label]] // len(_COLOURS), methods.get(label) not in _METHOD_LINES)):
+        colour, own = _COLOURS[place[subject[label]] % len(_COLOURS)], _METHOD_LINES.get(methods.get(label, ""), "-")
+        choices = [{"color": colour, "linestyle": line} for line in (own, *_LINES)]
+        styles[label] = next((style for style in choices if style not in styles.values()), choices[0])
     return styles
 
 
