@@ -76,7 +76,12 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
 }
 
 _WORKING = ("train", "resume", "study", "evaluate")  # which do more than print
-_WRITING = ("report", "study", "evaluate")  # which write files that the same command writes again, each of them whole or not at all
+_WRITING = (
+    "report",
+    "study",
+    "evaluate",
+    "export",
+)  # which write files that the same command writes again, each of them whole or not at all
 
 _HELP = """nofm: keep N of every M. Trains, measures and ships N:M sparse networks.
 
