@@ -105,6 +105,11 @@ def test_totals_by_pencil(run, tmp_path):
     kept = {"weights": 48, "weights_kept": 28, "sparse_weights": 32, "sparse_weights_kept": 12}
     assert numbers.cost_of(rigl) == {**kept, "macs": 100, "macs_kept": 60 * 4 / 16 + 30 * 8 / 16 + 10}
     assert [layer.kept for layer in rigl.layers] == [4, 8, 16]
+    spared = [*LAYERS[:2], {**LAYERS[2], "note": "rule 'c' keeps it dense"}]
+    by_budget = load(write_run(tmp_path / "budget", layers=spared, config={"sparsity": {"budget": 2 / 3}}))
+    assert numbers.cost_of(by_budget) == {"weights": 48, "weights_kept": 32, "sparse_weights": 48, "sparse_weights_kept": 32}
+    by_rule = load(write_run(tmp_path / "rule", layers=spared))
+    assert numbers.cost_of(by_rule)["sparse_weights"] == 32, "who leaves a layer dense by a rule has spent nothing on it"
     tied = [*LAYERS, {**LAYERS[2], "name": "d", "note": "tied to c"}]
     assert numbers.cost_of(load(write_run(tmp_path / "tied", layers=tied)))["weights"] == 48
     still = load(write_run(tmp_path / "still", EVENTS[:2]))

@@ -68,11 +68,14 @@ def computes_dense(run: Run) -> bool:
 
 def cost_of(run: Run) -> dict[str, float]:
     """Weights of the listed layers, those of the sparse ones among them, and multiply-adds: all, and what the network computes with
-    in the end. A tied layer counts once."""
+    in the end. A tied layer counts once. Layers that a budget was spent on to keep them dense are among those that it is a share of."""
     counted = [layer for layer in run.layers if not layer.note.startswith("tied")]
     sparse = [layer for layer in counted if layer.pattern]
-    weights, sparse_weights = (sum(layer.weights for layer in layers) for layers in (counted, sparse))
-    pruned = 0 if computes_dense(run) else sparse_weights - _kept(run, sparse)
+    spared = [layer for layer in counted if layer.note.startswith("rule ")] if _has_budget(run) else []
+    weights, pruned = sum(layer.weights for layer in counted), 0
+    if not computes_dense(run):
+        pruned = sum(layer.weights for layer in sparse) - _kept(run, sparse)
+    sparse_weights = sum(layer.weights for layer in (*sparse, *spared))
     cost: dict[str, float] = {
         "weights": weights,
         "weights_kept": weights - pruned,
@@ -81,6 +84,10 @@ def cost_of(run: Run) -> dict[str, float]:
     }
     kept = macs_kept(run)
     return cost if kept is None else cost | {"macs": run.info["cost"]["macs"], "macs_kept": kept}
+
+
+def _has_budget(run: Run) -> bool:
+    return run.info["config"].get("sparsity", {}).get("budget") is not None
 
 
 def macs_kept(run: Run) -> float | None:

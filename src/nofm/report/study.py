@@ -21,7 +21,7 @@ from .curves import train
 from .errors import ReportError
 from .files import write_whole
 from .measures import MEASURES, Measure
-from .numbers import computes_dense, macs_kept, total_sad
+from .numbers import cost_of, macs_kept, total_sad
 from .read import Run, load
 from .study_curves import KnownCurves, curves_csv, curves_of, known_curves
 
@@ -84,21 +84,16 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
     """The numbers of a finished run."""
     end = run.of("end")[-1].data
     metric = f"ema_{measure.name}" if f"ema_{measure.name}" in end["metrics"] else measure.name
-    sparse = [layer for layer in run.layers if layer.pattern and not layer.note.startswith("tied")]
-    weights, dense = sum(layer.weights for layer in sparse), computes_dense(run)
-    kept = weights if dense else int(end.get("kept", sum(layer.kept for layer in sparse)))
-    # Layers that a budget was spent on to keep them dense are among those that it is a share of.
-    spared = sum(layer.weights for layer in run.layers if layer.note.startswith("rule ")) if _has_budget(run) else 0
-    cost = run.info["cost"] or {}
+    cost, params = cost_of(run), (run.info["cost"] or {}).get("params", 0)
     return Measured(
         label=label,
         seed=run.seed,
         config=config,
         metric=metric,
         score=float(end["metrics"][metric]),
-        sad=(total_sad(run) or 0.0) / (weights + spared),
-        kept=(kept + spared) / (weights + spared),
-        params=int(cost.get("params", 0)) - (weights - kept),
+        sad=(total_sad(run) or 0.0) / cost["sparse_weights"],
+        kept=cost["sparse_weights_kept"] / cost["sparse_weights"],
+        params=int(params - (cost["weights"] - cost["weights_kept"])),
         macs=macs_kept(run),
         epochs=float(run.of("train")[-1].data.get("epoch", math.nan)),
         seconds=max(event.data["seconds"] for event in run.of("end")),  # a finished run that is resumed ends again at once
@@ -110,10 +105,6 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         metrics={name: float(value) for name, value in end["metrics"].items() if value is not None},
         evaluations={f"{found.name}.{metric}": value for found in run.evaluations for metric, value in found.metrics.items()},
     )
-
-
-def _has_budget(run: Run) -> bool:
-    return run.info["config"].get("sparsity", {}).get("budget") is not None
 
 
 def finished(run: Path) -> bool:
