@@ -203,10 +203,19 @@ class WithExtraState(nn.Linear):
     def set_extra_state(self, state: Any) -> None: ...
 
 
+def trained_dense() -> nn.Module:
+    model = nn.Linear(8, 8)
+    nofm.sparsify_(model, "2:4", preset="all")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.handle = nofm.attach(nofm.Dense(), model, optimizer)
+    return model
+
+
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
         (lambda: nn.Linear(8, 8), {}, "no weight has zeros worth leaving out; sparsify_"),
+        (trained_dense, {}, "weight: computes with all weights, so there are no zeros to leave out: by the method Dense"),
         (lambda: nn.Linear(8, 8), {"pattern": "2:4"}, r"pattern='2:4': weight \(16 of 16 groups\) do not have it"),
         (lambda: nofm.sparsify_(m := nn.Linear(8, 8), "2:4", preset="all") and m, {"pattern": "2:4"}, "has patterns of its own"),
         (lambda: nn.Linear(8, 8, device="meta"), {}, "weight: is on the meta device"),
@@ -218,7 +227,7 @@ class WithExtraState(nn.Linear):
             "a.nm_values: two tensors of the file would have this name",
         ),
     ],
-    ids=["dense", "not that pattern", "two patterns", "meta", "extra state", "no tensor", "a name twice"],
+    ids=["dense", "trained dense", "not that pattern", "two patterns", "meta", "extra state", "no tensor", "a name twice"],
 )
 def test_what_cannot_be_written_is_said(given, options, message, tmp_path):
     with pytest.raises(nofm.LayerError, match=message):

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from .. import ste
 from ..analysis import verify
 from ..choose import Rules
 from ..errors import LayerError, NofmError, PackedError
@@ -128,7 +129,14 @@ def _opened(path: Path) -> Iterator[Any]:
 def _of_model(model: nn.Module, pattern: Rules | None) -> tuple[dict[str, Tensor], dict[str, Grouping]]:
     model = unwrap(model)
     _check_tensors(model.state_dict())
-    groupings = {site.key: site.grouping for site in sites(model)}
+    found = list(sites(model))
+    if dense := [site.name for site in found if site.lens is ste.dense and site.grouping.pattern.n < site.grouping.pattern.m]:
+        names = f"{', '.join(dense[:3])}{', ...' * (len(dense) > 3)}"
+        raise LayerError(
+            f"{names}: computes with all weights, so there are no zeros to leave out: by the method Dense, before the step at which "
+            "ASP or begin_at prunes, or in a copy (EMA) made before it; densify_ and sparsify_ it first"
+        )
+    groupings = {site.key: site.grouping for site in found}
     if not groupings:
         return _of_state(folded_weights(model), pattern)
     if pattern is not None:
