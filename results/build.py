@@ -17,6 +17,7 @@ A region is what stands between two comments, and prose around it is left alone:
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import sys
@@ -125,12 +126,15 @@ def _region(root: Path, page: Path, request: str) -> str:
 
 def main() -> int:
     """Write what is out of date, or with --check only name it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 names what is out of date")
+    only_check = parser.parse_args().check
     stale = {path: text for path, text in built().items() if not path.is_file() or path.read_text() != text}
     for path, text in stale.items():
-        if "--check" not in sys.argv:
+        if not only_check:
             path.write_text(text)
-        print(f"{path.relative_to(ROOT)}: {'out of date' if '--check' in sys.argv else 'written'}")
-    return 1 if stale and "--check" in sys.argv else 0
+        print(f"{path.relative_to(ROOT)}: {'out of date' if only_check else 'written'}")
+    return 1 if stale and only_check else 0
 
 
 if __name__ == "__main__":

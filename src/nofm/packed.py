@@ -2,7 +2,7 @@
 
 A folded weight has its zeros written in, so it takes as many bytes as the dense one. Packed, it is two tensors:
 
-    NAME.nm_values   the kept values in the order of their groups, in the weight's dtype
+    NAME             the kept values in the order of their groups, flat, in the weight's dtype
     NAME.nm_places   where they stand, as bytes, lowest bit first:
                      "index"  the place of each kept value in its group, ceil(log2 M) bits each, ascending
                      "bits"   a bit for each weight, 1 where it is kept
@@ -12,6 +12,9 @@ packed weight, {"NAME": {"pattern": "1:16", "axis": 1, "shape": [64, 32, 3, 3], 
 the same as others. Of the two ways to write
 places the shorter is taken: 1:16 in bf16 is 1.25 bits a weight instead of 16, 2:4 is 9. A weight whose zeros lie anywhere has no pattern
 (null) and bits. Groups lie as in `masks`: along an axis, or "flat"; the last one of a row may be short.
+
+The values have the weight's own name, so that a reader who does not know of packing finds a weight of the wrong shape and says so. Under
+another name it would find none, and some readers then go on with random weights (transformers' from_pretrained; strict=False).
 
 A file comes from anywhere. So everything is checked against everything else before memory is taken for the weight, and what is wrong
 is an error that names the weight.
@@ -34,6 +37,7 @@ from .masks import Axis, Grouping, check_finite, magnitude_key, pack, unpack
 from .patterns import Pattern
 
 __all__ = [
+    "KEY",
     "PackedWeight",
     "is_packed",
     "metadata_of",
@@ -45,8 +49,8 @@ __all__ = [
     "unpacked",
 ]
 
-_VALUES, _PLACES = ".nm_values", ".nm_places"
-_KEY, _VERSION = "nofm.packed", 1
+_PLACES = ".nm_places"
+KEY, _VERSION = "nofm.packed", 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ def unpack_weight(name: str, line: Any, values: Tensor, places: Tensor) -> Tenso
     """The weight that a line of the metadata and its two tensors stand for, with +0.0 where nothing was kept."""
     shape, grouping = _read_line(name, line)
     if values.dim() != 1 or places.dim() != 1 or places.dtype != torch.uint8:
-        raise PackedError(f"{name}: {_VALUES} and {_PLACES} must be flat, the second of bytes; the file is damaged, or not from nofm")
+        raise PackedError(f"{name}: its values and places must be flat, and these bytes; the file is damaged, or not from nofm")
     if not values.is_floating_point():
         raise PackedError(f"{name}: its values are {values.dtype}, which no weight is")
     bits = _bits(values)
@@ -123,42 +127,40 @@ def _bits(x: Tensor) -> Tensor:
 
 def tensors_of(name: str, weight: PackedWeight) -> dict[str, Tensor]:
     """What stands for a weight in a file."""
-    return {name + _VALUES: weight.values, name + _PLACES: weight.places}
+    return {name: weight.values, name + _PLACES: weight.places}
 
 
 def metadata_of(lines: Mapping[str, Any], same: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
     """The metadata of a file with these packed weights, with weights that are the same as others, and what else is to be kept."""
-    return {**others, _KEY: json.dumps({"version": _VERSION, "weights": dict(lines), "same": dict(same)})}
+    return {**others, KEY: json.dumps({"version": _VERSION, "weights": dict(lines), "same": dict(same)})}
 
 
 def is_packed(file: Any) -> bool:
     """Whether an open safetensors file has packed weights."""
-    return _KEY in (file.metadata() or {})
+    return KEY in (file.metadata() or {})
 
 
 def other_metadata(file: Any) -> dict[str, str]:
     """The metadata of an open file, but for those of packing."""
-    return {key: text for key, text in (file.metadata() or {}).items() if key != _KEY}
+    return {key: text for key, text in (file.metadata() or {}).items() if key != KEY}
 
 
 def unpacked(path: Path, file: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors of an open packed file, one by one, zeros written in; shared ones last."""
-    lines, same = _metadata(path, file.metadata()[_KEY])
+    lines, same = _metadata(path, file.metadata()[KEY])
     names: set[str] = set(file.keys())
     shared: dict[str, Tensor] = {}
     for name in lines:
-        if not {name + _VALUES, name + _PLACES} <= names or name in names:
-            raise PackedError(f"{path}: {name} should be there as {name + _VALUES} and {name + _PLACES}, and as nothing else")
-        names -= {name + _VALUES, name + _PLACES}
-    for name in sorted({*lines, *names}):
+        if not {name, name + _PLACES} <= names:
+            raise PackedError(f"{path}: {name} should be there as {name} and {name + _PLACES}; the file is damaged")
+    for name in sorted(names - {name + _PLACES for name in lines}):
+        weight = file.get_tensor(name)
         if name in lines:
-            weight = unpack_weight(name, lines[name], file.get_tensor(name + _VALUES), file.get_tensor(name + _PLACES))
-        else:
-            weight = file.get_tensor(name)
+            weight = unpack_weight(name, lines[name], weight, file.get_tensor(name + _PLACES))
         shared |= {name: weight} if name in same.values() else {}
         yield name, weight
     for name, original in same.items():
-        if name in lines or name in names or original not in shared:
+        if name in names or original not in shared:
             raise PackedError(f"{path}: {name} is said to be the same as {original!r}, which cannot be; the file is damaged")
         yield name, shared[original]
 

@@ -289,6 +289,9 @@ def test_export_leaves_zeros_out_and_puts_them_back(run, tmp_path, capsys):
     for words, message in {
         ("export", str(run), "--out", str(result)): "is the file that is read",
         ("export", str(result), "--out", str(tmp_path / "no" / "x")): f"there is no folder {tmp_path / 'no'}",
+        ("export", str(result), "--out", str(tmp_path)): f"{tmp_path}: is a folder",
+        ("export", str(result), "--out", str(run / "events.jsonl")): "exists, and its name is not that of a safetensors file",
+        ("export", str(run.parent)): f"give a safetensors file or a run folder, such as {run}",
         ("export", str(run / "run.json")): "run.json: not a readable safetensors file",
         ("export", str(run / "checkpoints")): "a training checkpoint holds dense weights",
         ("export", str(tmp_path / "gone")): "gone: no such file",
@@ -387,6 +390,8 @@ def test_resume_needs_the_folder_alone(run, stopped, tmp_path, capsys):
     assert main(["resume", str(moved)]) == 0
     assert "resumed from step 8" in capsys.readouterr().out
     assert_same_end(moved, run)
+    assert main(["resume", str(moved)]) == 0
+    assert capsys.readouterr().out == f"{moved}: is finished\n"
     assert main(["resume", str(moved), "--engine.steps", "14"]) == 2
     assert "engine.steps = 14: this run was started with 12" in capsys.readouterr().err
     assert main(["resume", str(moved), "--engine.steps", "14", "--allow-change"]) == 0

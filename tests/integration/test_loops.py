@@ -195,10 +195,38 @@ def test_lightning_takes_the_state_of_a_method_along(tmp_path):
         return module, trainer
 
     through, _ = fitted(2)
-    _, stopped = fitted(1)
+    once, stopped = fitted(1)
     stopped.save_checkpoint(tmp_path / "half.ckpt")
     resumed, _ = fitted(2, load=tmp_path / "half.ckpt")
     assert resumed.handle.step == through.handle.step == 2 * len(X) // BATCH
+    torch.testing.assert_close(weights(resumed), weights(through), rtol=0, atol=0)
+    L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False).fit(once, loader())  # once more, from there
+
+
+def test_the_trainer_takes_the_state_of_a_method_along(tmp_path):
+    import transformers
+
+    given: dict[str, Any] = {}
+    code = code_of_the_page("The Trainer of transformers").partition("nofm.sparsify_(")[0]
+    exec(code.replace('SRSTE(decay=10.0, placement="decoupled")', "ASP(prune_at=2)"), given)
+
+    def trained(folder: Path, resume: str | None = None) -> Classifier:
+        model = sparse()
+        arguments = transformers.TrainingArguments(
+            str(folder),
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=2,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="epoch",
+            disable_tqdm=True,
+        )
+        trainer = transformers.Trainer(model, arguments, train_dataset=Images(), callbacks=[given["Sparse"]()])
+        trainer.train(resume_from_checkpoint=resume)
+        return model
+
+    through = trained(tmp_path)
+    resumed = trained(tmp_path, str(tmp_path / f"checkpoint-{len(X) // BATCH}"))
     torch.testing.assert_close(weights(resumed), weights(through), rtol=0, atol=0)
 
 

@@ -151,6 +151,25 @@ def test_shared_weights_are_there_once(tmp_path):
     assert loaded["out.weight"].data_ptr() == loaded["words.weight"].data_ptr()
 
 
+def test_readers_that_do_not_know_of_packing_fail(tmp_path):
+    """Rather than to go on with the weights that they had: by the shape of what they find under a weight's name."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=8, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config)
+    model.save_pretrained(tmp_path)
+    nofm.sparsify_(model, "2:4")
+    nofm.save_packed(model, tmp_path / "model.safetensors")
+    with pytest.raises(RuntimeError, match="mismatch"):
+        GPT2LMHeadModel.from_pretrained(tmp_path)
+    plain = GPT2LMHeadModel(config)
+    with pytest.raises(RuntimeError, match=r"size mismatch for transformer\.h\.0"):
+        plain.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
+    plain.load_state_dict(nofm.load_packed(tmp_path / "model.safetensors"))
+    nofm.fold_(model)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in plain.state_dict().items())
+
+
 def test_zeros_anywhere_are_left_out_too(tmp_path):
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     with torch.no_grad():
@@ -214,7 +233,7 @@ def trained_dense() -> nn.Module:
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (lambda: nn.Linear(8, 8), {}, "no weight has zeros worth leaving out; sparsify_"),
+        (lambda: nn.Linear(8, 8), {}, "no weight has zeros worth leaving out.*fold_ it first"),
         (trained_dense, {}, "weight: computes with all weights, so there are no zeros to leave out: by the method Dense"),
         (lambda: nn.Linear(8, 8), {"pattern": "2:4"}, r"pattern='2:4': weight \(16 of 16 groups\) do not have it"),
         (lambda: nofm.sparsify_(m := nn.Linear(8, 8), "2:4", preset="all") and m, {"pattern": "2:4"}, "has patterns of its own"),
@@ -222,9 +241,9 @@ def trained_dense() -> nn.Module:
         (lambda: WithExtraState(8, 8), {}, "_extra_state: is no tensor but a dict"),
         (lambda: {"a": torch.zeros(4, 4), "b": [1]}, {}, "b: is no tensor but a list"),
         (
-            lambda: {"a": torch.eye(8).repeat_interleave(4, 1), "a.nm_values": torch.zeros(3)},
+            lambda: {"a": torch.eye(8).repeat_interleave(4, 1), "a.nm_places": torch.zeros(3)},
             {},
-            "a.nm_values: two tensors of the file would have this name",
+            "a.nm_places: two tensors of the file would have this name",
         ),
     ],
     ids=["dense", "trained dense", "not that pattern", "two patterns", "meta", "extra state", "no tensor", "a name twice"],
@@ -232,6 +251,25 @@ def trained_dense() -> nn.Module:
 def test_what_cannot_be_written_is_said(given, options, message, tmp_path):
     with pytest.raises(nofm.LayerError, match=message):
         nofm.save_packed(given(), tmp_path / "m.safetensors", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((3, "m.safetensors"), {}, "save_packed takes a model or a state dict, got int"),
+        (("model", "."), {}, r"is a folder; give the file's name in it, such as .*model\.packed\.safetensors"),
+        (("model", "no/m.safetensors"), {}, "there is no folder .*no; make it first"),
+        (("model", "m.safetensors"), {"metadata": {"a": 1}}, "metadata 'a': 1 is no text"),
+        (("model", "m.safetensors"), {"metadata": {"nofm.packed": "x"}}, "metadata 'nofm.packed': is the format's own entry"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments, options, message, tmp_path):
+    model = nn.Linear(8, 8)
+    nofm.sparsify_(model, "2:4", preset="all")
+    given, path = arguments
+    with pytest.raises(nofm.NofmError, match=message):
+        nofm.save_packed(model if given == "model" else given, tmp_path / path, **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,13 +334,13 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "a larger shape": (line(shape=[2**20, 16]), "a.weight: 16 values for a weight of shape"),
     "a shape in floats": (line(shape=[4.0, 16]), "a.weight: .* is no shape"),
     "places of another kind": (line(places="bits"), "a.weight: places as 'bits', and 1:4 has them as 'index'"),
-    "values that are missing": (lambda t, a: t.pop("a.weight.nm_values"), "a.weight should be there as"),
-    "a plain weight beside it": (lambda t, a: t.update({"a.weight": torch.zeros(4, 16)}), "and as nothing else"),
-    "fewer values": (tensor("a.weight.nm_values", lambda x: x[:-1]), "a.weight: 15 values"),
-    "values in two dimensions": (tensor("a.weight.nm_values", lambda x: x.view(4, 4)), "must be flat"),
-    "values that are integers": (tensor("a.weight.nm_values", lambda x: x.int()), "its values are torch.int32"),
+    "values that are missing": (lambda t, a: t.pop("a.weight"), "a.weight should be there as"),
+    "places that are missing": (lambda t, a: t.pop("a.weight.nm_places"), "a.weight should be there as"),
+    "the plain weight in place of its values": (lambda t, a: t.update({"a.weight": torch.zeros(4, 16)}), "must be flat"),
+    "fewer values": (tensor("a.weight", lambda x: x[:-1]), "a.weight: 15 values"),
+    "values that are integers": (tensor("a.weight", lambda x: x.int()), "its values are torch.int32"),
     "fewer places": (tensor("a.weight.nm_places", lambda x: x[:-1]), "a.weight: 3 bytes of places where 4 are needed"),
-    "places that are no bytes": (tensor("a.weight.nm_places", lambda x: x.short()), "the second of bytes"),
+    "places that are no bytes": (tensor("a.weight.nm_places", lambda x: x.short()), "and these bytes"),
     "bits of too many weights": (tensor("b.weight.nm_places", lambda x: x | 0xFF), "b.weight: its places do not have as many weights"),
     "bits of other groups": (tensor("b.weight.nm_places", lambda x: x.fill_(0x1F)), "b.weight: its places do not have as many weights"),
     "the same as nothing": (lambda t, a: a.update(same={"c": "d"}), "c is said to be the same as 'd'"),

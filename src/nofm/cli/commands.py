@@ -129,7 +129,9 @@ def _weights_of(path: Path) -> Path:
     if path == run and not result.is_file():
         raise ConfigError(f"{path}: this run has not ended, so its N:M weights are not written yet; go on with it by nofm resume {path}")
     if path.is_dir() and path != run:
-        raise ConfigError(f"{path}: is a folder, and not of a run; give a safetensors file or a run folder")
+        inside = next((run.parent for run in sorted(path.glob("*/run.json"))), None)
+        such_as = f", such as {inside}" if inside else ""
+        raise ConfigError(f"{path}: is a folder, and not of a run; give a safetensors file or a run folder{such_as}")
     return result if path == run else path
 
 
@@ -150,8 +152,8 @@ def export(
     target = out or weights.with_name(f"{stem}.{form}.safetensors")
     if target.absolute() == weights.absolute():
         raise ConfigError(f"--out {target}: is the file that is read; give another name")
-    if not target.absolute().parent.is_dir():
-        raise ConfigError(f"--out {target}: there is no folder {target.absolute().parent}")
+    if target.is_file() and target.suffix != ".safetensors":
+        raise ConfigError(f"--out {target}: exists, and its name is not that of a safetensors file; give another one")
     from ..deploy import repack
 
     print(repack(weights, target, form))

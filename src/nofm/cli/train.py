@@ -69,7 +69,7 @@ def resume(args: list[str]) -> int:
     for run in runs:
         _check_unit(run.config, rest)
     for run in runs:
-        if len(runs) > 1 and not rest and finished(run.folder):
+        if not rest and finished(run.folder):
             say(f"{run.folder}: is finished")
             continue
         typed = ["nofm", "resume", *args] if rest or (run.folder / "run.json").exists() else run.command

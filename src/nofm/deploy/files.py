@@ -22,7 +22,7 @@ from ..analysis import verify
 from ..choose import Rules
 from ..errors import LayerError, NofmError, PackedError
 from ..masks import Grouping
-from ..packed import PackedWeight, is_packed, metadata_of, other_metadata, pack_weight, smaller_packed, tensors_of, unpacked
+from ..packed import KEY, PackedWeight, is_packed, metadata_of, other_metadata, pack_weight, smaller_packed, tensors_of, unpacked
 from ..site import sites
 from ..sparsify import unwrap
 from .folded import folded_weights
@@ -68,6 +68,8 @@ def save_packed(
     the pattern of each weight is found, or taken from `pattern` (one, or rules, as for `verify`). `metadata` are texts of
     your own beside those of the format. With weights spread over processes (FSDP2), call it on all of them; rank 0 writes.
     """
+    path = _target(path)
+    _check_given(model_or_weights, metadata)
     named, groupings = (
         _of_model(model_or_weights, pattern) if isinstance(model_or_weights, nn.Module) else _of_state(model_or_weights, pattern)
     )
@@ -83,15 +85,19 @@ def save_packed(
         for part, half in tensors_of(name, found).items():
             _add(tensors, part, half)
     if not lines:
-        raise LayerError("no weight has zeros worth leaving out; sparsify_ and train first, or save it with safetensors.torch.save_file")
+        raise LayerError(
+            "no weight has zeros worth leaving out. The state dict of a sparsified model, and a checkpoint of a framework, hold its dense "
+            "weights: give the model itself, or fold_ it first. What is dense is a matter for safetensors.torch.save_file"
+        )
     data = save(tensors, metadata_of(lines, same, {**_PT, **(metadata or {})}))
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()) or torch.distributed.get_rank() == 0:
-        _write_whole(Path(path), data)
-    return PackedFile(Path(path), len(lines), len(first), sum(t.nbytes for t in first.values()), len(data))
+        _write_whole(path, data)
+    return PackedFile(path, len(lines), len(first), sum(t.nbytes for t in first.values()), len(data))
 
 
 def repack(path: Path, target: Path, form: Literal["packed", "plain"]) -> PackedFile:
     """Write the weights of a safetensors file, packed or not, to another one in this form."""
+    target = _target(target)
     with _opened(path) as file:
         others = other_metadata(file)
         named = unpacked(path, file) if is_packed(file) else ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
@@ -115,11 +121,11 @@ def load_packed(path: str | Path) -> dict[str, Tensor]:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
-        raise NofmError(f"{path}: no such file")
+        raise NofmError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a safetensors file")
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise PackedError(f"{path}: not a readable safetensors file ({error}); other formats are not opened, for safety") from None
 
 
@@ -193,6 +199,25 @@ def _add(tensors: dict[str, Tensor], name: str, tensor: Tensor) -> None:
     if name in tensors:
         raise LayerError(f"{name}: two tensors of the file would have this name; rename the one in the model")
     tensors[name] = tensor.cpu().contiguous().clone()  # safetensors writes no views
+
+
+def _target(path: str | Path) -> Path:
+    path = Path(path)
+    if path.is_dir():
+        raise NofmError(f"{path}: is a folder; give the file's name in it, such as {path / 'model.packed.safetensors'}")
+    if not path.absolute().parent.is_dir():
+        raise NofmError(f"{path}: there is no folder {path.absolute().parent}; make it first")
+    return path
+
+
+def _check_given(model_or_weights: Any, metadata: Mapping[str, str] | None) -> None:
+    if not isinstance(model_or_weights, nn.Module | Mapping):
+        raise LayerError(f"save_packed takes a model or a state dict, got {type(model_or_weights).__name__}")
+    for key, text in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise LayerError(f"metadata {key!r}: {text!r} is no text, and a safetensors file keeps texts only")
+        if key == KEY:
+            raise LayerError(f"metadata {key!r}: is the format's own entry; use another name")
 
 
 def _write_whole(path: Path, data: bytes) -> None:
