@@ -175,3 +175,13 @@ def plain_sgd_step(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, spars
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(weights[name].detach() - 0.5 * gradients[name])
+
+
+def test_printed_it_says_what_it_holds():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    nofm.sparsify_(model, "2:4", preset="all")
+    sad = nofm.SAD(model)
+    assert repr(sad) == "SAD(2 layers, nothing recorded)"
+    for step in (0, 10, 20):
+        sad.record(step)
+    assert repr(sad) == "SAD(2 layers, 3 records, steps 0 to 20)"

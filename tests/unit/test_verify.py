@@ -102,6 +102,15 @@ def test_zeros_without_a_pattern():
     assert report.note == "unstructured, 5.0% zeros"
 
 
+def test_a_few_zeros_are_not_taken_for_pruning():
+    weight = torch.ones(64, 64)
+    weight[0, :4] = 0
+    report = nofm.verify({"w": weight})["w"]
+    assert (report.note, report.unstructured) == ("nothing is pruned; 4 zeros", False)
+    weight[0, 4] = 0
+    assert nofm.verify({"w": weight})["w"].unstructured, "from a thousandth on somebody may have meant it"
+
+
 def test_safetensors_files(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file(folded("1:4").state_dict(), path)

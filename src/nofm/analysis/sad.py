@@ -189,6 +189,10 @@ class SAD:
             changed = [*changed, *(([name], masks[name].differing(before[name]).reshape(1)) for name in rest)]
         return masks, changed
 
+    def __repr__(self) -> str:
+        seen = f"{len(self.steps)} records, steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "nothing recorded"
+        return f"SAD({len(list(sites(self._model)))} layers, {seen})"
+
     @property
     def steps(self) -> list[int]:
         """The steps recorded so far."""

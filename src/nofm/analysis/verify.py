@@ -42,6 +42,7 @@ Verifiable: TypeAlias = nn.Module | Mapping[str, Tensor] | str | Path
 _USUAL_M = (2, 4, 8, 16, 32)
 
 _STRAYS = 0.01  # share of groups that may break a pattern which the others have
+_CHANCE = 0.001  # share of zeros that nobody has pruned
 _ALL_ONES = "nothing is pruned"
 
 
@@ -233,10 +234,13 @@ def _pattern_of(weight: Tensor, axis: Axis) -> Pattern | None:
 
 
 def _unstructured(name: str, weight: Tensor, note: str = "") -> WeightReport:
-    """A weight without a pattern: zeros anywhere, or none at all."""
+    """A weight without a pattern: zeros anywhere, or none but what comes by chance (a weight that was never used, a padding row)."""
     zeros = _zeros(weight)
-    said = f"unstructured, {zeros:.1%} zeros" + (note and f", {note}") if zeros else _ALL_ONES
-    return WeightReport(name, tuple(weight.shape), None, None, 0, 0, zeros, said, unstructured=zeros > 0)
+    if zeros < _CHANCE:
+        said = f"{_ALL_ONES}; {round(zeros * weight.numel()):,} zeros" if zeros else _ALL_ONES
+        return WeightReport(name, tuple(weight.shape), None, None, 0, 0, zeros, said)
+    said = f"unstructured, {zeros:.1%} zeros" + (note and f", {note}")
+    return WeightReport(name, tuple(weight.shape), None, None, 0, 0, zeros, said, unstructured=True)
 
 
 def _checked(name: str, weight: Tensor, grouping: Grouping, note: str = "") -> WeightReport:
