@@ -9,9 +9,9 @@ A folded weight has its zeros written in, so it takes as many bytes as the dense
 
 All other tensors lie there as they are, under their names. The metadata have one entry, "nofm.packed": JSON with a version, a line for each
 packed weight, {"NAME": {"pattern": "1:16", "axis": 1, "shape": [64, 32, 3, 3], "places": "index"}}, and the names of weights that are
-the same as others. Of the two ways to write
-places the shorter is taken: 1:16 in bf16 is 1.25 bits a weight instead of 16, 2:4 is 9. A weight whose zeros lie anywhere has no pattern
-(null) and bits. Groups lie as in `masks`: along an axis, or "flat"; the last one of a row may be short.
+the same as others. Of the two ways to write places the shorter is taken: 1:16 in bf16 is 1.25 bits a weight instead of 16, 2:4 is 9. A
+weight whose zeros lie anywhere has no pattern (null) and bits. Groups lie as in `masks`: along an axis, or "flat"; the last one of a row
+may be short.
 
 The values have the weight's own name, so that a reader who does not know of packing finds a weight of the wrong shape and says so. Under
 another name it would find none, and some readers then go on with random weights (transformers' from_pretrained; strict=False).

@@ -45,6 +45,11 @@ class Site:
     def lens(self) -> ste.Lens:
         return self.module._nofm[self.param].lens
 
+    @property
+    def computes_dense(self) -> bool:
+        """Whether the layer computes with all weights though it has a pattern: by `Dense`, or before a method prunes."""
+        return self.lens is ste.dense and self.grouping.pattern.n < self.grouping.pattern.m
+
     def look_through(self, lens: ste.Lens) -> None:
         """From now on the layer computes with what `lens` makes of the weight."""
         for module, param in self.users:

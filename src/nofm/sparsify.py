@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from . import bulk, shards, ste
+from . import bulk, shards
 from .choose import Choice, Preset, Rules, find_candidates, parse_rules, share_ties
 from .errors import LayerError
 from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
@@ -101,7 +101,7 @@ def fold_(model: nn.Module) -> nn.Module:
 
 def _warn_about_dense(found: list[Site]) -> None:
     """Say so where folding leaves weights as they are, though they have a pattern."""
-    if dense := [site.name for site in found if site.lens is ste.dense and site.grouping.pattern.n < site.grouping.pattern.m]:
+    if dense := [site.name for site in found if site.computes_dense]:
         others = f" and {len(dense) - 1} more layers compute" if len(dense) > 1 else " computes"
         warnings.warn(
             f"{dense[0]}{others} with all weights, so fold_ writes no zeros: by the method Dense, before the step at which ASP or begin_at "

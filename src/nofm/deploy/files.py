@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .. import ste
 from ..analysis import verify
 from ..choose import Rules
 from ..errors import LayerError, NofmError, PackedError
@@ -136,7 +135,7 @@ def _of_model(model: nn.Module, pattern: Rules | None) -> tuple[dict[str, Tensor
     model = unwrap(model)
     _check_tensors(model.state_dict())
     found = list(sites(model))
-    if dense := [site.name for site in found if site.lens is ste.dense and site.grouping.pattern.n < site.grouping.pattern.m]:
+    if dense := [site.name for site in found if site.computes_dense]:
         names = f"{', '.join(dense[:3])}{', ...' * (len(dense) > 3)}"
         raise LayerError(
             f"{names}: computes with all weights, so there are no zeros to leave out: by the method Dense, before the step at which "

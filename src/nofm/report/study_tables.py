@@ -41,7 +41,7 @@ def _numbers(facts: Facts, row: Facts, rows: Rows) -> dict[str, Any]:
     found = rows[row["label"]]
     alone = row["label"] in watched_alone([other for other in facts["rows"] if rows[other["label"]]])
     score, sad = _stat(found, lambda run: run.score), None if alone else _stat(found, lambda run: run.sad)
-    loss = stat(run.train_loss for run in found if run.train_loss is not None)
+    loss = _train_loss(found)
     numbers = {
         "row": row["label"],
         "n": score.n,
@@ -105,7 +105,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         _PARAMETERS: [big(_stat(found, lambda run: run.params).mean) for _, found in there],
         _MACS: [big(macs) if (macs := _macs(found)) else "" for _, found in there],
         _SAD: ["" if row["label"] in alone else _text(_stat(found, lambda run: run.sad), 2) for row, found in there],
-        _LOSS: [_train_loss(found) for _, found in there],
+        _LOSS: [_text(loss, 3 if abs(loss.mean) >= 0.05 else 4) if (loss := _train_loss(found)) else "" for _, found in there],
         "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
         "seeds": [str(len(found)) for _, found in there],
         _PAPER: [row["paper"] for row, _ in there],
@@ -143,10 +143,9 @@ def _macs(found: Sequence[Measured]) -> float | None:
     return sum(told) / len(told) if told else None
 
 
-def _train_loss(found: Sequence[Measured]) -> str:
+def _train_loss(found: Sequence[Measured]) -> Stat | None:
     """Of the seeds that tell it: a score that is worse in spite of a lower loss is a matter of generalization, not of training."""
-    value = stat(run.train_loss for run in found if run.train_loss is not None)
-    return "" if value is None else _text(value, 3 if abs(value.mean) >= 0.05 else 4)
+    return stat(run.train_loss for run in found if run.train_loss is not None)
 
 
 def _beside(found: Sequence[Measured], metric: str, measure: Measure) -> str:
