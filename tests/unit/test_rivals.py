@@ -59,8 +59,8 @@ def test_rewirings_go_by_epochs(name, label, in_an_epoch, until):
 
 @pytest.mark.parametrize("name", ["cifar10/resnet20", "cifar10/resnet18"])
 def test_thresholds_of_str_open_early_and_in_no_haste(name):
-    """By decay alone: when they open (s = -10), and how far s comes. No nearer to 0 than by the 11.5 of the authors' ResNet-50: what rises
-    faster empties layers before the loss can hold them."""
+    """By decay alone: when they open (s = -10), and how far s comes. Three times the 11.5 of the authors' ResNet-50 is the most: 10 keeps a
+    tenth of ResNet-20, and what rises much faster empties layers before the loss can hold them."""
     for label, config in configs("table3", find(name)).items():
         if not label.startswith("STR"):
             continue
@@ -71,7 +71,7 @@ def test_thresholds_of_str_open_early_and_in_no_haste(name):
             opened = number if opened is None and s > -10 else opened
         assert opened is not None
         assert 0.1 < opened / len(rates) < 0.5, label
-        assert -7 < s < -10 * math.exp(-0.75 * 11.5), label
+        assert -7 < s < -10 * math.exp(-0.75 * 36.5), label
 
 
 def rates_of(config: RunConfig, steps_of_an_epoch: int) -> list[float]:

@@ -34,4 +34,4 @@ def resnet20() -> RunConfig:
 
 def resnet18() -> RunConfig:
     """ResNet-18 with a 3x3 stem on CIFAR-10, 2:4 SR-STE, 100 epochs."""
-    return _recipe("cifar/resnet18", "2:4", 2e-4, 256, 0.1, 100)
+    return _recipe("cifar/resnet18", "2:4", 2e-4, 256, 0.2, 100)
