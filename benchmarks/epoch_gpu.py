@@ -1,10 +1,11 @@
 """An epoch of CIFAR-10 through the engine, as `nofm train` runs it: with whole-step CUDA graphs and without, one run or several.
 
-    python benchmarks/epoch_gpu.py [--models cifar/resnet20] [--batches 128 512] [--lanes 1 4 8] [--root CIFAR] [--json FILE]
+    python benchmarks/epoch_gpu.py [--models cifar/resnet20] [--batches 128 512] [--lanes 1 4 8] [--compile off on] [--parts 1 4]
+        [--root CIFAR] [--json FILE]
 
 Each case trains a few epochs in folders of its own. The figure is the time between the lines of the log in the second half of the run
-(start-up and capture left out), for 50,000 images without evaluation; of several runs that take turns, each one's share. Without
---root the images are random bytes, which take as long.
+(start-up and capture left out), for 50,000 images without evaluation; of several runs that take turns, each one's share. --parts is
+`model.batch_parts`. Without --root the images are random bytes, which take as long.
 """
 
 from __future__ import annotations
@@ -57,10 +58,16 @@ class Clock:
 def configuration(case: dict[str, Any], root: str, epochs: int) -> RunConfig:
     recipe = find("cifar10/resnet20")
     method = recipe.sparsity.method if case["method"] == "srste" else MethodConfig(kind=case["method"])
-    engine = {"epochs": epochs, "batch_size": case["batch"], "graph": case["graph"], "precision": case["precision"]}
+    engine = {
+        "epochs": epochs,
+        "batch_size": case["batch"],
+        "graph": case["graph"],
+        "precision": case["precision"],
+        "compile": case["compile"] == "on",
+    }
     return dataclasses.replace(
         recipe,
-        model=dataclasses.replace(recipe.model, name=case["model"]),
+        model=dataclasses.replace(recipe.model, name=case["model"], batch_parts=case["parts"] if case["parts"] > 1 else None),
         data=dataclasses.replace(recipe.data, root=root),
         sparsity=dataclasses.replace(recipe.sparsity, method=method),
         schedule=dataclasses.replace(recipe.schedule, warmup=1),
@@ -88,12 +95,14 @@ def main() -> None:
     parser.add_argument("--graphs", nargs="+", default=["on"])
     parser.add_argument("--methods", nargs="+", default=["dense", "srste"])
     parser.add_argument("--lanes", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--compile", nargs="+", default=["off"])
+    parser.add_argument("--parts", nargs="+", type=int, default=[1])
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--root")
     parser.add_argument("--json")
     args = parser.parse_args()
-    names = ("model", "precision", "batch", "graph", "method", "lanes")
-    values = product(args.models, args.precisions, args.batches, args.graphs, args.methods, args.lanes)
+    names = ("model", "precision", "batch", "graph", "method", "lanes", "compile", "parts")
+    values = product(args.models, args.precisions, args.batches, args.graphs, args.methods, args.lanes, args.compile, args.parts)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         if args.root is None:

@@ -80,6 +80,9 @@ class ModelConfig:
     norm: Literal["batch", "group", "frozen", "post", "pre"] | None = None
     """Normalisation: batch or group (cnn and cifar/ models), batch where nothing is said; also frozen (detectors), which it is where
     nothing is said and a backbone is given; after or before every part (transformer/ models), after it, post, where nothing is said."""
+    batch_parts: int | None = None
+    """Pieces of a batch that the 16-channel convolutions of cifar/resnet20 and cifar/resnet32 take side by side: the same numbers but for
+    rounding, in less time on a GPU, where 4 is best. 1 where nothing is said."""
     pretrained: bool = False
     """Start from published weights (torchvision/ and timm/ models, raft_large and raft_small)."""
     backbone: str | None = None

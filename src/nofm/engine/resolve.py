@@ -232,12 +232,12 @@ def differences(old: Values, new: Values, prefix: str = "") -> Iterator[tuple[st
 
 # ---- which configuration ----
 
-# Where a run is made, by which code (compiled, as graphs: another rounding), what it leaves behind and how often it is tested; all else
-# decides its numbers. (SAD is counted every log_every.)
+# Where a run is made, by which code (compiled, as graphs, side by side: another rounding), what it leaves behind and how often it is
+# tested; all else decides its numbers. (SAD is counted every log_every.)
 _OF_THE_MACHINE = (
     "seed", "out", "device", "data.root", "data.cache",
     "engine.checkpoint_every", "engine.eval_every", "engine.histogram_every", "engine.keep", "engine.track", "engine.workers",
-    "engine.compile", "engine.graph",
+    "engine.compile", "engine.graph", "model.batch_parts",
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import NofmError
+from .narrow import NarrowConv2d, one_by_one, side_by_side
 
 __all__ = ["MODELS", "build_model"]
 
@@ -71,42 +72,50 @@ def cnn(classes: int, channels: int, width: int = 16, dropout: float = 0.0, norm
 
 
 class _Block(nn.Module):
-    def __init__(self, c_in: int, c_out: int, stride: int, norm: Norm) -> None:
+    def __init__(self, c_in: int, c_out: int, stride: int, norm: Norm, conv: type[nn.Conv2d] = nn.Conv2d) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False), norm(c_out)
-        self.conv2, self.norm2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False), norm(c_out)
+        self.conv1, self.norm1 = conv(c_in, c_out, 3, stride, 1, bias=False), norm(c_out)
+        self.conv2, self.norm2 = conv(c_out, c_out, 3, 1, 1, bias=False), norm(c_out)
         self.stride, self.grow = stride, c_out - c_in
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(x)))
-        y = self.norm2(self.conv2(y))
+    def forward(self, x: Tensor, *parts: int) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x, *parts)))
+        y = self.norm2(self.conv2(y, *parts))
         if self.grow:  # option A: every second pixel, and zeros for the new channels
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.grow // 2, self.grow - self.grow // 2))
         return F.relu(x + y)
 
 
 class CifarResNet(nn.Module):
-    """ResNet of 6n+2 layers for 32x32 images."""
+    """ResNet of 6n+2 layers for 32x32 images. `batch_parts` pieces of a batch go through its narrow first stage side by side."""
 
-    def __init__(self, n: int, classes: int, channels: int, width: int = 16, dropout: float = 0.0, norm: str = "batch") -> None:
+    def __init__(
+        self, n: int, classes: int, channels: int, width: int = 16, dropout: float = 0.0, norm: str = "batch", batch_parts: int = 1
+    ) -> None:
         super().__init__()
-        make = _norm(norm)
+        make, self.batch_parts = _norm(norm), batch_parts
         self.conv1, self.norm1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False), make(width)
-        widths = [width, width, 2 * width, 4 * width]
-        for stage in (1, 2, 3):
-            first = _Block(widths[stage - 1], widths[stage], 1 if stage == 1 else 2, make)
-            setattr(self, f"layer{stage}", nn.Sequential(first, *(_Block(widths[stage], widths[stage], 1, make) for _ in range(n - 1))))
-        self.dropout, self.fc = nn.Dropout(dropout), nn.Linear(widths[3], classes)
+        narrow = NarrowConv2d if batch_parts > 1 else nn.Conv2d
+        self.layer1 = nn.Sequential(*(_Block(width, width, 1, make, narrow) for _ in range(n)))
+        self.layer2 = nn.Sequential(*(_Block((2 if i else 1) * width, 2 * width, 1 if i else 2, make) for i in range(n)))
+        self.layer3 = nn.Sequential(*(_Block((4 if i else 2) * width, 4 * width, 1 if i else 2, make) for i in range(n)))
+        self.dropout, self.fc = nn.Dropout(dropout), nn.Linear(4 * width, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm1(self.conv1(x)))
-        for stage in (1, 2, 3):
-            x = getattr(self, f"layer{stage}")(x)
+        x = self.layer1(x) if self.batch_parts == 1 or len(x) % self.batch_parts else self._layer1_in_parts(x)
+        x = self.layer3(self.layer2(x))
         result: Tensor = self.fc(self.dropout(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)))
         return result
+
+    def _layer1_in_parts(self, x: Tensor) -> Tensor:
+        x = side_by_side(x, self.batch_parts)
+        for block in self.layer1:
+            x = block(x, self.batch_parts)
+        return one_by_one(x, self.batch_parts)
 
 
 def _cifar_resnet18(classes: int, channels: int, width: int = 64, dropout: float = 0.0, norm: str = "batch") -> nn.Module:

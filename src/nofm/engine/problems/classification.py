@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MODEL_PREFIXES", "OWN_MODELS", "SMALL_MODELS", "Classification"]
 
-SMALL_MODELS = ("cnn", "cifar/resnet20", "cifar/resnet32", "cifar/resnet18")
+RESNETS_OF_CIFAR = ("cifar/resnet20", "cifar/resnet32")
+SMALL_MODELS = ("cnn", *RESNETS_OF_CIFAR, "cifar/resnet18")
 OWN_MODELS = (*SMALL_MODELS, "resnet50x1.25")
 MODEL_PREFIXES = ("torchvision/", "timm/")
 _CLASSES = 10  # of the small data sets, all of them
@@ -37,6 +38,7 @@ class Classification(Problem):
         "model.width",
         "model.dropout",
         "model.norm",
+        "model.batch_parts",
         "model.pretrained",
         "data.size",
         "data.crop",
@@ -70,6 +72,11 @@ class Classification(Problem):
             for name in ("width", "dropout", "norm"):
                 if getattr(m, name) is not None:
                     yield f"model.{name}", f"has no effect on {m.name}; it belongs to {', '.join(SMALL_MODELS)}"
+        yield from number("model.batch_parts", m.batch_parts, 1)
+        if m.batch_parts is not None and m.name not in RESNETS_OF_CIFAR:
+            yield "model.batch_parts", f"has no effect on {m.name}; it belongs to {', '.join(RESNETS_OF_CIFAR)}"
+        if m.batch_parts is not None and m.norm == "group":
+            yield "model.batch_parts", "would mix images under model.norm group, which looks at one at a time; leave it out, or use batch"
         if own and m.pretrained:
             yield (
                 "model.pretrained",
@@ -217,7 +224,7 @@ def _model(c: RunConfig, classes: int, *, pretrained: bool) -> nn.Module:
     from ...tasks.models import build_model
 
     m = c.model
-    options = {"width": m.width, "dropout": m.dropout, "norm": m.norm}
+    options = {"width": m.width, "dropout": m.dropout, "norm": m.norm, "batch_parts": m.batch_parts}
     return build_model(m.name, classes, _shape(c)[0], pretrained=pretrained, **options)
 
 
