@@ -76,12 +76,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
 }
 
 _WORKING = ("train", "resume", "study", "evaluate")  # which do more than print
-_WRITING = (
-    "report",
-    "study",
-    "evaluate",
-    "export",
-)  # which write files that the same command writes again, each of them whole or not at all
+# Which write files that the same command writes again, each of them whole or not at all.
+_WRITING = ("report", "study", "evaluate", "export")
 
 _HELP = """nofm: keep N of every M. Trains, measures and ships N:M sparse networks.
 
