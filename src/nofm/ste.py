@@ -53,11 +53,7 @@ def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None, 
         return result
     if torch.compiler.is_compiling() and (compiled := compiled_masked(weight, grouping, dtype)) is not None:
         return compiled
-    # While exporting, no: see `compiled_masked` for the flag.
-    if torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag and type(weight) in (Tensor, torch.nn.Parameter):
-        return _copied_and_pruned(weight, shards.mask(weight, grouping)).to(dtype)
-    selected: Tensor = _StraightThrough.apply(weight, shards.mask(weight, grouping))
-    return selected.to(dtype)
+    return _passed_through(weight, shards.mask(weight, grouping)).to(dtype)
 
 
 def _away_from_leaf(weight: Tensor) -> Tensor:
@@ -83,8 +79,7 @@ def held(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
     Methods that grow connections look at it there.
     """
     assert stored is not None, "the held lens needs a stored mask"
-    result: Tensor = _StraightThrough.apply(weight, shards.spread(stored, weight))
-    return result
+    return _passed_through(weight, shards.spread(stored, weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +123,19 @@ def select(weight: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, weight, 0.0)
 
 
+def _passed_through(weight: Tensor, mask: Tensor) -> Tensor:
+    """The weight under `mask`, with the gradient passed straight through to all of it."""
+    # While exporting, no: see `compiled_masked` for the flag.
+    if torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag and type(weight) in (Tensor, torch.nn.Parameter):
+        return _copied_and_pruned(weight, mask)
+    result: Tensor = _StraightThrough.apply(weight, mask)
+    return result
+
+
 def _copied_and_pruned(weight: Tensor, mask: Tensor) -> Tensor:
-    """As `_StraightThrough`, by a copy whose gradient goes straight through, for torch.compile: it keeps code that has an autograd function
-    of somebody's own out of its cache, so that each process would compile anew."""
+    """As `_StraightThrough`, by a copy whose gradient goes straight through, for torch.compile: it cannot follow an autograd function that
+    has forward derivatives, and would leave the graph in every layer; and it keeps code that has any autograd function of somebody's own
+    out of its cache, so that each process would compile anew."""
     seen = weight.clone()
     with torch.no_grad():
         seen.masked_fill_(~mask, 0.0)

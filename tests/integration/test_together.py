@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import signal
 
 import pytest
 import torch
 from short_runs import digests
 from small_runs import SMALL, changed
+from torch._dynamo.utils import counters
 
-from nofm.engine.config import ConfigError, MethodConfig
+from nofm.engine import compiling
+from nofm.engine.config import ConfigError, MethodConfig, RunConfig
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import Job, train, train_together
 from nofm.errors import NofmError
@@ -63,3 +67,39 @@ def test_settings_of_the_process_must_agree(tmp_path):
         train_together([Job(SMALL, tmp_path / "a"), Job(other, tmp_path / "b")])
     assert not torch.are_deterministic_algorithms_enabled()
     assert not (tmp_path / "a").exists()
+
+
+# ---- compiled ----
+
+
+@pytest.fixture
+def compiled_briefly(monkeypatch):
+    """Compiled as far as kinds of networks are told apart, within torch's own limit at the start."""
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(compiling, "_runs", itertools.count(1))
+    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=8):
+        yield
+    torch._dynamo.reset()
+
+
+def kinds(number: int) -> list[RunConfig]:
+    """So many runs that no two can share their code."""
+    one = changed(SMALL, engine={"steps": 1, "compile": True}, schedule={"warmup": 0}, sparsity={"method": MethodConfig(kind="dense")})
+    return [changed(one, model={"width": 4 * (1 + i)}) for i in range(number)]
+
+
+def test_more_kinds_of_networks_than_torch_compiles_in_one_process(compiled_briefly, tmp_path, recwarn):
+    """After eight of them it would go on uncompiled."""
+    train_together([Job(config, tmp_path / str(i)) for i, config in enumerate(kinds(10))])
+    assert counters["stats"]["unique_graphs"] == 10
+    assert not [warning for warning in recwarn if "engine.compile" in str(warning.message)]
+
+
+def test_networks_that_go_on_uncompiled_are_told_of(compiled_briefly, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "_OF_ONE_RUN", 0)
+    jobs = [Job(config, tmp_path / str(i)) for i, config in enumerate(kinds(3))]
+    with torch._dynamo.config.patch(recompile_limit=1), pytest.warns(UserWarning, match="engine.compile: .* uncompiled from now on"):
+        train_together(jobs)
+    assert counters["stats"]["unique_graphs"] == 1

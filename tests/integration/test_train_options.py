@@ -25,9 +25,10 @@ from nofm.tasks.models import build_model
 
 
 @pytest.fixture(autouse=True, scope="module")
-def threads_and_determinism_as_before():
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    yield
+def settings_of_the_process_as_before():
+    threads, deterministic, compiler = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch._dynamo.config
+    with compiler.patch(recompile_limit=compiler.recompile_limit, accumulated_recompile_limit=compiler.accumulated_recompile_limit):
+        yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
 

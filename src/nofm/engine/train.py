@@ -30,6 +30,7 @@ from .build import (
     uses_graphs,
 )
 from .checkpoint import Store
+from .compiling import compiled
 from .config import ConfigError, RunConfig
 from .files import Disk
 from .folder import RunFolder, Sink
@@ -208,7 +209,7 @@ def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Pat
     return Trainer(
         world=world,
         task=task,
-        wrapped=torch.compile(wrapped) if e.compile else wrapped,  # type: ignore[arg-type]
+        wrapped=compiled(wrapped) if e.compile else wrapped,
         loader=loader,
         optimizer=optimizer,
         schedule=schedule,
