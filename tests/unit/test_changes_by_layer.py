@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
 from trained_runs import train
 
 SCRIPT = Path(__file__).parents[2] / "results" / "changes_by_layer.py"
+lines = runpy.run_path(str(SCRIPT))["lines"]
 
 
 @pytest.fixture(scope="module")
@@ -28,29 +26,20 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ran(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), str(folder), str(folder), *map(str, words)], capture_output=True, text=True)
-
-
 def test_changes_are_summed_by_layer_and_seed(study):
-    done = ran(study, "--rows", "STE 1:4", "SR-STE 1:4", "--after", 30)
-    assert done.returncode == 0, done.stderr
-    found = list(csv.DictReader(io.StringIO(done.stdout)))
-    assert [row["row"] for row in found] == ["STE 1:4"] * 2 + ["SR-STE 1:4"] * 2  # the first of three convolutions is dense
-    for row in found:
-        for seed in (0, 1):
-            file = study / "runs" / ("ste" if row["row"].startswith("STE") else "srste") / f"seed-{seed}" / "events.jsonl"
+    header, *found = lines(study, study, ["STE 1:4", "SR-STE 1:4"], after=30)
+    assert header == ["row", "layer", "seed_0", "seed_1"]  # seed 2 has not ended
+    assert [row for row, *_ in found] == ["STE 1:4"] * 2 + ["SR-STE 1:4"] * 2  # the first of three convolutions is dense
+    for row, layer, *counts in found:
+        for seed, count in enumerate(counts):
+            file = study / "runs" / ("ste" if row.startswith("STE") else "srste") / f"seed-{seed}" / "events.jsonl"
             looks = [json.loads(line) for line in file.read_text().splitlines() if '"sad"' in line] if file.exists() else []
-            expected = str(sum(look["changed"][row["layer"]] for look in looks if look["step"] > 30)) if looks else ""
-            assert row[f"seed_{seed}"] == expected
-    assert "seed_2" not in found[0]  # it has not ended
+            assert count == (str(sum(look["changed"][layer] for look in looks if look["step"] > 30)) if looks else "")
 
 
 @pytest.mark.parametrize(
     ("row", "said"), [("ste", "has no row 'ste'; it has STE 1:4, SR-STE 1:4, dense"), ("dense", "has no finished run of 'dense'")]
 )
 def test_what_is_not_there_is_said(study, row, said):
-    done = ran(study, "--rows", row)
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert not done.stdout
+    with pytest.raises(SystemExit, match=said):
+        next(lines(study, study, [row], after=0))
