@@ -246,10 +246,18 @@ def test_triton_kernels_are_the_oracle_in_the_interpreter():
     script = Path(__file__).with_name("k9_interpreted.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     environment.pop("NOFM_KERNELS", None)
-    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=280)
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    lines = result.stdout.splitlines()
-    assert sum(line.startswith("compared") for line in lines) >= 33 + 8 + 7 + 3 + 4, result.stdout
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(i), "2"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for i in range(2)
+    ]
+    printed = [process.communicate(timeout=280) for process in started]
+    for process, (out, err) in zip(started, printed, strict=True):
+        assert process.returncode == 0, out[-2000:] + err[-4000:]
+    lines = [line for out, _ in printed for line in out.splitlines()]
+    compiled = 0 if torch.__version__.startswith("2.11.") else 2  # see there
+    assert sum(line.startswith("compared") for line in lines) >= 33 + 8 + 7 + 3 + 2 + compiled, lines
 
 
 @pytest.mark.parametrize(
