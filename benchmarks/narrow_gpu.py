@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from masks_gpu import timed
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,7 +29,7 @@ CASES = (
 )
 
 
-def captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def replayed(work: Callable[[], object]) -> Callable[[], object]:
     """`work`, so many times, as a graph."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
@@ -40,16 +40,11 @@ def captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
             for _ in range(REPEATS):
                 work()
     torch.cuda.synchronize()
-    return graph
 
+    def replay(kept: object = work) -> None:  # a graph does not hold the memory that it works on
+        graph.replay()
 
-def microseconds(graph: torch.cuda.CUDAGraph) -> float:
-    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    began.record()
-    graph.replay()
-    ended.record()
-    torch.cuda.synchronize()
-    return 1e3 * began.elapsed_time(ended) / REPEATS
+    return replay
 
 
 def works(images: int, c_in: int, c_out: int, size: int, stride: int, parts: int) -> dict[str, Callable[[], object]]:
@@ -75,18 +70,13 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     rows = []
     for c_in, c_out, size, stride, all_parts in CASES:
-        graphs = {
-            (parts, name): captured(work)
-            for parts in all_parts
-            for name, work in works(args.images, c_in, c_out, size, stride, parts).items()
-        }
-        times: dict[tuple[int, str], list[float]] = {key: [] for key in graphs}
-        for _ in range(ROUNDS):
-            for key, graph in graphs.items():
-                times[key].append(microseconds(graph))
+        made = {parts: works(args.images, c_in, c_out, size, stride, parts) for parts in all_parts}
+        functions = {f"{parts} {name}": replayed(work) for parts, named in made.items() for name, work in named.items()}
+        seconds = timed(functions, repeats=ROUNDS, warm=1, inner=1)
+        microseconds = {name: 1e6 * value / REPEATS for name, value in seconds.items()}
         for parts in all_parts:
-            took = {name: statistics.median(times[parts, name]) for name in ("forward", "input", "weight")}
-            plain = sum(statistics.median(times[1, name]) for name in took)
+            took = {name: microseconds[f"{parts} {name}"] for name in made[parts]}
+            plain = sum(microseconds[f"1 {name}"] for name in took)
             rows.append({"in": c_in, "out": c_out, "size": size, "stride": stride, "parts": parts, **took})
             said = ", ".join(f"{name} {value:.1f} us" for name, value in took.items())
             what = f"{c_in} to {c_out} channels, {size} x {size}, stride {stride}, {parts} parts"

@@ -13,21 +13,12 @@ import argparse
 import csv
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nofm.report.read import Run, load
+from nofm.report.curves import sad_by_layer
+from nofm.report.read import load
 from nofm.report.study import finished
-
-
-def changes(run: Run, after: int) -> Counter[str]:
-    """Changes of each layer of a run that were counted after step `after`."""
-    found: Counter[str] = Counter()
-    for event in run.of("sad"):
-        if event.step > after:
-            found.update(event.data["changed"])
-    return found
 
 
 def lines(study: Path, out: Path, labels: Iterable[str], after: int) -> Iterator[list[str]]:
@@ -38,7 +29,7 @@ def lines(study: Path, out: Path, labels: Iterable[str], after: int) -> Iterator
         if label not in rows:
             raise SystemExit(f"{study / 'study.json'} has no row {label!r}; it has {', '.join(rows)}")
         folders = [folder for folder in sorted((out / "runs" / rows[label]).glob("seed-*")) if finished(folder)]
-        found[label] = {run.seed: changes(run, after) for run in map(load, folders)}
+        found[label] = {run.seed: sad_by_layer(run, after) for run in map(load, folders)}
         if not found[label]:
             raise SystemExit(f"{out / 'runs' / rows[label]}: has no finished run of {label!r}")
     seeds = sorted({seed for runs in found.values() for seed in runs})

@@ -35,10 +35,10 @@ def test_pixels_of_a_few_images_lie_in_turn():
     assert side_by_side(images, 2).view(2, 4).tolist() == [[10, 30, 11, 31], [20, 40, 21, 41]]
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-def test_a_convolution_is_the_plain_one(parts):
-    plain = nn.Conv2d(6, 10, 3, padding=1, bias=False).double()
-    narrow = NarrowConv2d(6, 10, 3, padding=1, bias=False).double()
+@pytest.mark.parametrize(("parts", "stride"), [(2, 1), (4, 1), (4, 2)])
+def test_a_convolution_is_the_plain_one(parts, stride):
+    plain = nn.Conv2d(6, 10, 3, stride, padding=1, bias=False).double()
+    narrow = NarrowConv2d(6, 10, 3, stride, padding=1, bias=False).double()
     narrow.load_state_dict(plain.state_dict())
     x = numbers((8, 6, 5, 7), 0).requires_grad_()
     expected, found = plain(x), one_by_one(narrow(side_by_side(x, parts), parts), parts)

@@ -82,10 +82,10 @@ def sad(run: Run) -> Curve:
     return added
 
 
-def sad_by_layer(run: Run) -> dict[str, float]:
-    """SAD of each layer, added up over the whole run."""
+def sad_by_layer(run: Run, after: int = 0) -> dict[str, float]:
+    """SAD of each layer, added up over the whole run, or over the records after a step."""
     added: dict[str, float] = {}
-    for event in _records(run):
+    for event in (record for record in _records(run) if record.step > after):
         for layer, changed in event.data["changed"].items():
             added[layer] = added.get(layer, 0) + changed
     return added

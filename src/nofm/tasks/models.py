@@ -78,7 +78,7 @@ class _Block(nn.Module):
         self.conv2, self.norm2 = conv(c_out, c_out, 3, 1, 1, bias=False), norm(c_out)
         self.stride, self.grow = stride, c_out - c_in
 
-    def forward(self, x: Tensor, *parts: int) -> Tensor:
+    def forward(self, x: Tensor, *parts: int) -> Tensor:  # of the batch, side by side; none for plain convolutions
         y = F.relu(self.norm1(self.conv1(x, *parts)))
         y = self.norm2(self.conv2(y, *parts))
         if self.grow:  # option A: every second pixel, and zeros for the new channels

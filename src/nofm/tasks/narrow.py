@@ -20,7 +20,7 @@ __all__ = ["NarrowConv2d", "one_by_one", "side_by_side"]
 
 
 class NarrowConv2d(nn.Conv2d):
-    """A convolution of stride 1 and groups 1, without a bias, that also takes its images `parts` at a time, as `side_by_side` lays them."""
+    """A convolution of groups 1, without a bias, that also takes its images `parts` at a time, as `side_by_side` lays them."""
 
     def forward(self, x: Tensor, parts: int = 1) -> Tensor:
         if parts == 1:
@@ -28,7 +28,7 @@ class NarrowConv2d(nn.Conv2d):
         n, channels, height, wide = x.shape
         groups_NHWC = x.permute(0, 2, 3, 1).reshape(n, height, wide // parts, parts * channels)
         weight = self.weight.repeat(parts, 1, 1, 1)
-        y = F.conv2d(groups_NHWC.permute(0, 3, 1, 2), weight, padding=self.padding, dilation=self.dilation, groups=parts)
+        y = F.conv2d(groups_NHWC.permute(0, 3, 1, 2), weight, None, self.stride, self.padding, self.dilation, groups=parts)
         pixels_NHWC = y.permute(0, 2, 3, 1).reshape(n, y.shape[2], y.shape[3] * parts, self.out_channels)
         return pixels_NHWC.permute(0, 3, 1, 2)
 
