@@ -5,7 +5,7 @@
 
 A region is what stands between two comments, and prose around it is left alone:
 
-    <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions or figure
+    <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions, figure or kept
     <!-- end -->
 
     <!-- generated: overview FILE.toml -->   what became of the paper's claims: which of them were measured where
@@ -119,9 +119,14 @@ def _region(root: Path, page: Path, request: str) -> str:
     if what == "conditions":
         return conditions({label: found for label, found in rows.items() if wanted(label)})
     if what == "figure":
-        place = (folder / "figure.png").relative_to(page.parent)
-        return f"![{facts['title']}: score, mask movement and every run]({place.as_posix()})"
-    raise ReportError(page, f"generated: {request}: {what!r} is none of overview, across, table, brief, claims, conditions, figure")
+        return f"![{facts['title']}: score, mask movement and every run]({_place(folder / 'figure.png', page)})"
+    if what == "kept":
+        return f"![{facts['title']}: score by the share of weights that is kept]({_place(folder / 'kept.png', page)})"
+    raise ReportError(page, f"generated: {request}: {what!r} is none of overview, across, table, brief, claims, conditions, figure, kept")
+
+
+def _place(picture: Path, page: Path) -> str:
+    return picture.relative_to(page.parent).as_posix()
 
 
 def main() -> int:

@@ -64,7 +64,7 @@ def test_every_row_of_every_study_can_be_run(study, name, images):
         # What a table compares is the method, the pattern, the network, and for methods that train twice the length.
         allowed: tuple[str, ...] = ("sparsity.", "model.name", "engine.epochs", "engine.steps", "schedule.restart")
         if study == "beyond":
-            allowed = ("sparsity.", "optim.weight_decay")
+            allowed = ("sparsity.", "optim.weight_decay", "schedule.warmup")
         for key, _, _ in differences(to_dict(config), to_dict(row.config)):
             assert key.startswith(allowed), (row.label, key)
 

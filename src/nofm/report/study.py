@@ -225,8 +225,11 @@ def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_study(folder: Path, runs: Path) -> list[Path]:
-    """Write runs.csv, curves.csv, table.csv, table.md, claims.csv and (where matplotlib is installed) figure.png in `folder`, which has a
-    study.json, from run folders under `runs` and what `folder` and its neighbours know of other runs; returns what was written."""
+    """Write all tables of a study, runs.csv and curves.csv, and pictures where matplotlib is installed; returns what was written.
+
+    `folder` has a study.json. The runs are those of run folders under `runs` and what `folder` and its neighbours know of others. Of
+    pictures there is figure.png and, where methods come at several sparsities, kept.png.
+    """
     from .study_tables import texts
 
     facts = read_facts(folder / "study.json")
@@ -247,6 +250,7 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
         write_whole(folder / name, text.encode())  # the first two may be all that is left of some runs
     if curves and importlib.util.find_spec("matplotlib") is not None:
         from .study_figure import draw
+        from .study_kept import draw_kept
 
         shown = {
             label: ([curves[key] for run in own if (key := (run.config, run.seed)) in curves], own) for label, own in rows.items() if own
@@ -256,6 +260,8 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
         methods = {row["label"]: row["runs"].partition("-")[0] for row in facts["rows"]}  # which the names of runs begin with
         draw(title, measure, shown, folder / "figure.png", alone, methods)
         files["figure.png"] = ""
+        if draw_kept(title, measure, rows, folder / "kept.png"):
+            files["kept.png"] = ""
     return [folder / name for name in files]
 
 

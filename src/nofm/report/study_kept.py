@@ -1,0 +1,93 @@
+"""The second picture of a study whose methods come at several sparsities: the score by the share of weights that is kept."""
+
+from __future__ import annotations
+
+import io
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .files import write_whole
+from .measures import Measure
+from .study import Measured
+
+__all__ = ["Point", "draw_kept", "figure_of", "lines_of"]
+
+_COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0", "#1f1f1f")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
+_SPARSITY = re.compile(r",? (?:exponent )?[\d.]+(?::\d+| %)?$")  # the end of a row's name: 2:8, 95 %, or STR's exponent
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row: means over its runs, and the sample standard deviation of its score (0 where there is one run)."""
+
+    kept: float
+    score: float
+    spread: float
+
+
+def lines_of(rows: Mapping[str, Sequence[Measured]]) -> dict[str, list[Point]]:
+    """By method, as far as the names of rows tell it: its rows from the sparsest on. Dense rows are not among them.
+
+    Empty where there is nothing to compare: fewer than two methods that come at two sparsities.
+    """
+    lines: dict[str, list[Point]] = {}
+    for label, runs in rows.items():
+        if runs and _SPARSITY.search(label) and (kept := statistics.fmean(run.kept for run in runs)) < 1:
+            scores = [run.score for run in runs]
+            point = Point(kept, statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0)
+            lines.setdefault(_SPARSITY.sub("", label), []).append(point)
+    several = [line for line in lines.values() if len({round(point.kept, 3) for point in line}) > 1]
+    return {name: sorted(line, key=lambda point: point.kept) for name, line in lines.items()} if len(several) > 1 else {}
+
+
+def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]]) -> Any:
+    """The picture as matplotlib has it."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    figure: Any = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    lines = lines_of(rows)
+    for number, (name, points) in enumerate(lines.items()):
+        axes.errorbar(
+            [100 * point.kept for point in points],
+            [measure.factor * point.score for point in points],
+            yerr=[measure.factor * point.spread for point in points],
+            label=name,
+            color=_COLOURS[number % len(_COLOURS)],
+            marker=_MARKERS[number % len(_MARKERS)],
+            markersize=5,
+            linewidth=1.2,
+            capsize=2,
+        )
+    if dense := [run.score for run in rows.get("dense", ())]:
+        axes.axhline(measure.factor * statistics.fmean(dense), color="black", linestyle=":", linewidth=1, label="dense")
+    axes.set(
+        xscale="log",
+        xlabel="weights kept in sparse layers (%)",
+        ylabel=measure.words,
+        title=f"{title}\nmean and spread over seeds (no bar: one run)",
+    )
+    ticks = sorted({float(f"{100 * point.kept:.2g}") for points in lines.values() for point in points})
+    axes.set_xticks([tick for number, tick in enumerate(ticks) if number == 0 or tick > 1.15 * ticks[number - 1]])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
+    return figure
+
+
+def draw_kept(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], path: Path) -> bool:
+    """Write a PNG, where there is something to compare; whether there is."""
+    if not lines_of(rows):
+        return False
+    drawn = io.BytesIO()
+    figure_of(title, measure, rows).savefig(drawn, format="png", dpi=110)
+    write_whole(path, drawn.getvalue())
+    return True
