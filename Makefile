@@ -1,7 +1,8 @@
 # Two commands for a fresh machine with Python 3.11+, make and a C compiler. Each makes its own environment in .venv.
 #   make demo   trains dense, STE and SR-STE networks on real digits, ten seeds each, on the CPU, and compares them: about 80 s
-#   make test   checks style, types and rooms, then runs the tests
+#   make test   checks style, types and rooms, then runs the tests, in two processes (PROCESSES=8 for more)
 PYTHON ?= python3
+PROCESSES ?= 2
 BIN := .venv/bin
 
 .PHONY: demo test check mutants clean
@@ -14,7 +15,7 @@ demo: .venv/demo.done
 	$(BIN)/nofm report runs/demo/dense/* runs/demo/ste/* runs/demo/srste/* --out runs/demo/report.html --picture
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
 check: .venv/dev.done
 	$(BIN)/ruff format --check .

@@ -10,10 +10,10 @@ base's, as in all other rows, and s has one of its own. By decay alone s shrinks
 threshold is open from about s = -10 on, and s starts where it comes to -10 after a quarter of its row's E. From there on the loss holds
 against it: weights in balance with their own decay push s down by sigmoid'(s) * (weight decay) * (sum of the |W| that are kept), and the
 decay of s draws it up. So layers with many weights hold s down and small ones hardly do, and each network has its own E. In the released
-settings E = 11.5 gives 90 % (ResNet-50). ResNet-20 on CIFAR-10, 5,820 steps of batch 512 at rate 0.4: 61, 70, 78, 80, 86, 90, 93.8 and
-96.4 % by E = 0.8, 1.2, 2, 2.5, 5, 10, 20 and 36; the line between the last two has 95 % at 25. Smaller pictures say little about it: made
-8 x 8 pixels large it came to 83, 93 and 96 % by 0.8, 1.5 and 2.5, and to 98.5 % by 8. Where a run is too short for weights to decay, fewer
-of them lie below a threshold: the digits come to 82, 88 and 93 % by 3, 4 and 6, and fall apart by 10.
+settings E = 11.5 gives 90 % (ResNet-50). ResNet-20 on CIFAR-10, 5,820 steps of batch 512 at rate 0.4: 61, 70, 78, 80, 86, 90, 93.8 and 96.4
+% by E = 0.8, 1.2, 2, 2.5, 5, 10, 20 and 36; the line between the last two, in logarithms, has 95 % at 25. Smaller pictures say little about
+it: made 8 x 8 pixels large it came to 83, 93 and 96 % by 0.8, 1.5 and 2.5, and to 98.5 % by 8. Where a run is too short for weights to
+decay, fewer of them lie below a threshold: the digits come to 82, 88 and 93 % by 3, 4 and 6, and fall apart by 10.
 """
 
 from __future__ import annotations
