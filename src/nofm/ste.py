@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from . import shards
 from .kernels.ops import compiled_masked, masked
@@ -137,7 +138,7 @@ def _copied_and_pruned(weight: Tensor, mask: Tensor) -> Tensor:
     has forward derivatives, and would leave the graph in every layer; and it keeps code that has any autograd function of somebody's own
     out of its cache, so that each process would compile anew."""
     seen = weight.clone()
-    with torch.no_grad():
+    with torch.no_grad(), _set_fwd_grad_enabled(False):  # neither kind of derivative sees that anything was pruned
         seen.masked_fill_(~mask, 0.0)
     return seen
 

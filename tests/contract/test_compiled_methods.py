@@ -1,4 +1,5 @@
 """Every method trains a compiled model as one graph, to the bit as an uncompiled one, and a second model of its kind is not compiled again.
+Derivatives taken forward are the same too.
 
 Whatever breaks a graph inside of a layer breaks it in every layer: each piece is then compiled for itself, until torch gives up and goes
 on uncompiled, and such a training is slower than one that was never compiled.
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.func import functional_call, jvp
 
 import nofm
 
@@ -59,3 +61,26 @@ def test_every_method_trains_as_one_graph(case):
         for a, b in zip(compiled, trained(CASES[case], seed, lambda model: model), strict=True):
             assert torch.equal(a, b)
         assert backend.frame_count == (2 if case in DENSE_AT_FIRST else 1)
+
+
+@pytest.mark.parametrize("kind", ["ste", "ste_unstructured", "snfs"])
+def test_forward_derivatives_are_those_of_uncompiled_layers(kind):
+    """A derivative in the direction of a pruned weight is not zero: it goes straight through, as gradients do."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    method = CASES[kind]
+    model = nn.Sequential(nn.Linear(16, 8, bias=False))
+    nofm.sparsify_(model, "1:1" if method.unstructured else "2:4", preset="all")
+    nofm.attach(method, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    images, weights = torch.randn(4, 16), {name: weight.detach() for name, weight in model.named_parameters()}
+    directions = {name: torch.randn_like(weight) for name, weight in weights.items()}
+
+    def derivative(weights: dict[str, Tensor], directions: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = jvp(lambda own: functional_call(model, own, (images,)), (weights,), (directions,))
+        return result
+
+    out, tangent = derivative(weights, directions)
+    compiled_out, compiled_tangent = torch.compile(derivative, backend="aot_eager", fullgraph=True)(weights, directions)
+    assert torch.allclose(tangent, images @ directions["0.weight"].T, atol=1e-5)
+    assert torch.allclose(compiled_out, out)
+    assert torch.allclose(compiled_tangent, tangent, atol=1e-5)

@@ -73,5 +73,8 @@ def study(base: RunConfig) -> Study:
         for change, config in changed.items():
             rows.append(Row(f"{pattern}, {change}", config))
             claims.append(Claim(f"at {pattern}, {change} is better than plain SR-STE", f"{pattern}, {change}", name))
-    notes = ("Mixed rows keep at most as many weights as the pattern, over all sparse layers; their multiply-adds differ.",)
+    notes = (
+        "Mixed rows keep at most as many weights as the pattern, over all sparse layers; layers that the allocation leaves dense count"
+        " among them, in the weights kept and in SAD. Their multiply-adds differ.",
+    )
     return Study("Beyond plain SR-STE", tuple(rows), tuple(claims), notes)
