@@ -46,9 +46,16 @@ class Site:
         return self.module._nofm[self.param].lens
 
     @property
-    def computes_dense(self) -> bool:
-        """Whether the layer computes with all weights though it has a pattern: by `Dense`, or before a method prunes."""
-        return self.lens is ste.dense and self.grouping.pattern.n < self.grouping.pattern.m
+    def seen_grouping(self) -> Grouping:
+        """That of the weights which the layer computes with: wider than its own while a method narrows it."""
+        lens = self.lens
+        return lens.grouping if isinstance(lens, ste.Wider) else self.grouping
+
+    @property
+    def keeps_more(self) -> bool:
+        """Whether the layer computes with more weights than its pattern keeps: by `Dense`, or before a method has pruned it."""
+        kept = self.grouping.pattern.m if self.lens is ste.dense else self.seen_grouping.pattern.n
+        return kept > self.grouping.pattern.n
 
     def look_through(self, lens: ste.Lens) -> None:
         """From now on the layer computes with what `lens` makes of the weight."""

@@ -100,12 +100,12 @@ def fold_(model: nn.Module) -> nn.Module:
 
 
 def _warn_about_dense(found: list[Site]) -> None:
-    """Say so where folding leaves weights as they are, though they have a pattern."""
-    if dense := [site.name for site in found if site.computes_dense]:
+    """Say so where folding leaves more weights than their pattern keeps."""
+    if dense := [site.name for site in found if site.keeps_more]:
         others = f" and {len(dense) - 1} more layers compute" if len(dense) > 1 else " computes"
         warnings.warn(
-            f"{dense[0]}{others} with all weights, so fold_ writes no zeros: by the method Dense, before the step at which ASP or begin_at "
-            "prunes, or in a copy (EMA) made before it; densify_ and sparsify_ it, then fold_",
+            f"{dense[0]}{others} with more weights than the pattern keeps, so fold_ does not write its zeros: by the method Dense, "
+            "before the step at which ASP or begin_at prunes, or in a copy (EMA) made before it; densify_ and sparsify_ it, then fold_",
             stacklevel=4,  # who has called fold_, under torch's no_grad
         )
 

@@ -1,11 +1,12 @@
 """How a weight is seen through its mask, and what its gradient becomes: Eq. 3 to 6 of the paper.
 
-A *lens* turns the stored weight into the weight that a layer computes with. There are six here, and a method chooses one:
+A *lens* turns the stored weight into the weight that a layer computes with. There are seven here, and a method chooses one:
 
     dense              the weight itself                              gradient g(W)
     straight_through   S(W): kept weights, +0.0 elsewhere             gradient g(S(W)), to kept and pruned alike   (Eq. 3)
     frozen             W under a stored mask, +0.0 elsewhere          gradient g(S(W)), to kept weights only
     held               W under a stored mask, +0.0 elsewhere          gradient g(S(W)), to kept and pruned alike
+    Wider              as straight_through, by a pattern of its own   gradient g(S(W)), to kept and pruned alike
     RefinedBackward    as straight_through                            gradient g(S(W)) + decay * term, see below
     SoftThreshold      sign(W) * relu(|W| - sigmoid(s))               gradient g(S(W)), to kept weights only
 
@@ -26,7 +27,19 @@ from .kernels.ops import compiled_masked, masked
 from .kernels.select import is_traced
 from .masks import Grouping
 
-__all__ = ["Lens", "RefinedBackward", "Refinement", "SoftThreshold", "dense", "frozen", "held", "refinement", "select", "straight_through"]
+__all__ = [
+    "Lens",
+    "RefinedBackward",
+    "Refinement",
+    "SoftThreshold",
+    "Wider",
+    "dense",
+    "frozen",
+    "held",
+    "refinement",
+    "select",
+    "straight_through",
+]
 
 Refinement: TypeAlias = Literal["weight", "sign", "gradient"]
 
@@ -81,6 +94,16 @@ def held(weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
     """
     assert stored is not None, "the held lens needs a stored mask"
     return _passed_through(weight, shards.spread(stored, weight))
+
+
+@dataclass(frozen=True, slots=True)
+class Wider:
+    """As `straight_through`, with more weights than the layer's own pattern keeps: on the way there."""
+
+    grouping: Grouping
+
+    def __call__(self, weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
+        return straight_through(weight, self.grouping, None)
 
 
 @dataclass(frozen=True, slots=True)

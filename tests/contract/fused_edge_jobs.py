@@ -67,6 +67,16 @@ def a_dense_start_has_no_term() -> None:
 
 
 @job
+def a_gradual_start_has_the_term_of_what_is_pruned_by_then() -> None:
+    for placement in ("gradient", "decoupled"):
+        fused, usual = both(sgd, nofm.SRSTE(decay=0.5, placement=placement, ramp_at=1, begin_at=4))
+        for step in range(6):
+            for model, optimizer, _ in (fused, usual):
+                train(model, optimizer, range(step, step + 1))
+            assert_same(fused, usual)
+
+
+@job
 def momentum_that_begins_again_may_lie_elsewhere() -> None:
     for ends_by in ("a skipped step", "somebody who clears it"):
         layer = nn.Linear(16, 4, bias=False)

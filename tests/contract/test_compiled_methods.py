@@ -32,8 +32,12 @@ CASES: dict[str, nofm.Method] = {
     **{kind: info.method(**OPTIONS.get(kind, {})) for kind, info in nofm.METHODS.items()},
     "srste, in the backward pass": nofm.SRSTE(placement="backward"),
     "srste, after a dense start": nofm.SRSTE(begin_at=3),
+    "srste, after a gradual start": nofm.SRSTE(begin_at=4, ramp_at=1),
 }
-DENSE_AT_FIRST = ("asp", "snip", "srste, after a dense start")  # two graphs: layers see their weights in two ways
+GRAPHS = {  # layers see their weights in several ways
+    **dict.fromkeys(("asp", "snip", "srste, after a dense start"), 2),
+    "srste, after a gradual start": 3,  # all weights, 3 of 4, 2 of 4
+}
 
 
 def trained(method: nofm.Method, seed: int, compiled: Callable[[nn.Module], Any]) -> list[Tensor]:
@@ -60,7 +64,7 @@ def test_every_method_trains_as_one_graph(case):
         compiled = trained(CASES[case], seed, lambda model: torch.compile(model, backend=backend, fullgraph=True))
         for a, b in zip(compiled, trained(CASES[case], seed, lambda model: model), strict=True):
             assert torch.equal(a, b)
-        assert backend.frame_count == (2 if case in DENSE_AT_FIRST else 1)
+        assert backend.frame_count == GRAPHS.get(case, 1)
 
 
 @pytest.mark.parametrize("kind", ["ste", "ste_unstructured", "snfs"])

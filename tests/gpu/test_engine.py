@@ -88,6 +88,7 @@ METHODS = {
     "srste decoupled": {"kind": "srste", "decay": 5e-3, "placement": "decoupled"},
     "srste gradient": {"kind": "srste", "decay": 5e-3, "refine": "gradient"},
     "srste after a dense start": {"kind": "srste", "decay": 5e-3, "begin_at": 15},
+    "srste after a gradual start": {"kind": "srste", "decay": 5e-3, "begin_at": 20, "ramp_at": 5},
     "dense": {"kind": "dense", "decay": None},
     "asp in the middle": {"kind": "asp", "decay": None, "prune_at": 15},
 }

@@ -94,6 +94,10 @@ TABLE = {
     "dense start and decay auto": bad(
         "--sparsity.method.begin_at 40 --sparsity.method.decay auto --sparsity.method.probe 40", "begin_at 40", "no effect with decay auto"
     ),
+    "ramp without an end": bad("--sparsity.method.ramp_at 40", "--sparsity.method.ramp_at 40", "must be below begin_at, 0"),
+    "ramp in the released code": bad(
+        "--sparsity.method.ramp_at 4 --sparsity.method.begin_at 40 --sparsity.method.placement backward", "ramp_at 4", "placement gradient"
+    ),
     "budget beside a pattern": bad("--sparsity.budget 0.1", "--sparsity.budget 0.1", "set sparsity.pattern to none"),
     "budget above one": bad("--sparsity.pattern none --sparsity.budget 1.5", "--sparsity.budget 1.5", "0 < budget <= 1"),
     "budget that cannot be met": bad(

@@ -88,9 +88,10 @@ def test_a_run_goes_on_with_the_patterns_that_it_began_with(tmp_path, monkeypatc
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("ramp", [None, 1], ids=["dense", "gradual"])
 @pytest.mark.parametrize("step", [2, 6], ids=["before", "after"])
-def test_a_dense_start_goes_on_where_it_was_stopped(step, tmp_path):
-    asked = config(pattern="1:8", method=MethodConfig(kind="srste", decay=5e-3, begin_at=4))
+def test_a_dense_start_goes_on_where_it_was_stopped(step, ramp, tmp_path):
+    asked = config(pattern="1:8", method=MethodConfig(kind="srste", decay=5e-3, begin_at=4, ramp_at=ramp))
     train(asked, tmp_path / "whole")
     interrupted(asked, tmp_path / "parts", step)
     train(asked, tmp_path / "parts", resume=True)

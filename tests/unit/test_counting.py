@@ -76,7 +76,7 @@ def test_every_recipe_can_be_asked_for_in_the_other_unit(recipe):
 def test_lengths_are_those_of_the_configuration():
     assert set(LENGTHS) == {
         "schedule.warmup", "schedule.milestones", "schedule.restarts", "engine.eval_every", "engine.checkpoint_every",
-        *(f"sparsity.method.{name}" for name in ("probe", "prune_at", "every", "begin_at", "end_at", "rewind_to")),
+        *(f"sparsity.method.{name}" for name in ("probe", "prune_at", "every", "begin_at", "ramp_at", "end_at", "rewind_to")),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""SR-STE with a dense start: by pencil, step by step, and from a state that was saved before, at and after the change."""
+"""SR-STE with a dense or gradual start: by pencil, step by step, and from a state that was saved before, at and after the change."""
 
 from __future__ import annotations
 
@@ -48,6 +48,74 @@ def test_the_step_of_the_change_is_the_hosts():
     assert nofm.SRSTE().phase(1) == "train"
 
 
+def ramped(placement: str = "gradient"):
+    """One output, one group of 1:8, whose weights are 8 to 1."""
+    model = nn.Sequential(nn.Linear(8, 1, bias=False))
+    model[0].weight.data = torch.tensor([[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]])
+    nofm.sparsify_(model, {"0": "1:8"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    method = nofm.SRSTE(decay=0.4, ramp_at=1, begin_at=4, placement=placement)
+    return model, optimizer, nofm.attach(method, model, optimizer)
+
+
+@pytest.mark.parametrize("placement", ["gradient", "decoupled"])
+def test_fewer_and_fewer_weights_by_hand(placement):
+    """8, then 8^(3/4), 8^(1/2) and 8^(1/4), rounded, then 1. What does not count shrinks by lr * decay = 0.2 of itself; all fall by 0.1."""
+    model, optimizer, _ = ramped(placement)
+    weights = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    for kept in (8, 5, 3, 2, 1, 1):
+        optimizer.zero_grad()
+        out = model(torch.full((1, 8), 0.2)).sum()
+        assert out.item() == pytest.approx(0.2 * sum(weights[:kept]))
+        out.backward()
+        optimizer.step()
+        weights = [w - 0.1 - (0.2 * w if place >= kept else 0) for place, w in enumerate(weights)]
+        assert model[0].weight.tolist() == [pytest.approx(weights)]
+    assert nofm.fold_(model)[0].weight.count_nonzero() == 1
+
+
+@pytest.mark.parametrize(("pattern", "kept"), [("1:16", [8, 4, 2, 1]), ("2:4", [3, 3, 2, 2]), ("1:4", [3, 2, 1, 1]), ("2:8", [6, 4, 3, 2])])
+def test_groups_narrow_by_equal_factors(pattern, kept):
+    model = nn.Sequential(nn.Linear(16, 2))
+    nofm.sparsify_(model, {"0": pattern})
+    handle = nofm.attach(nofm.SRSTE(ramp_at=2, begin_at=11), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    (site,) = nofm.sites(model)
+    seen = []
+    for number in range(13):
+        handle.method.go_on([site], number)
+        seen.append(int(site.seen().count_nonzero()) // 2 // (16 // site.grouping.pattern.m))
+    m = site.grouping.pattern.m
+    assert seen == [m] * 2 + [kept[0]] * 3 + [kept[1]] * 3 + [kept[2]] * 3 + [kept[3]] * 2
+    assert not site.keeps_more
+
+
+def test_steps_in_which_groups_narrow_are_the_hosts():
+    phases = [nofm.SRSTE(ramp_at=1, begin_at=7).phase(number) for number in range(1, 10)]
+    assert phases == [None, "narrowing 1", None, "narrowing 2", None, "narrowing 3", None, "train", "train"]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+def test_a_saved_state_knows_how_far_the_groups_have_narrowed(steps):
+    model, optimizer, handle = ramped()
+    inputs = torch.full((1, 8), 0.2)
+
+    def outputs(model, optimizer, count: int) -> list[float]:
+        found = []
+        for _ in range(count):
+            optimizer.zero_grad()
+            out = model(inputs).sum()
+            out.backward()
+            optimizer.step()
+            found.append(out.item())
+        return found
+
+    outputs(model, optimizer, steps)
+    other, its_optimizer, its_handle = ramped()
+    other.load_state_dict(model.state_dict())
+    its_handle.load_state_dict(handle.state_dict())
+    assert outputs(other, its_optimizer, 4) == outputs(model, optimizer, 4)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_saved_state_knows_whether_the_start_is_over(steps):
     model, optimizer, handle = made()
@@ -65,6 +133,10 @@ def test_a_saved_state_knows_whether_the_start_is_over(steps):
         ({"begin_at": -1}, "begin_at=-1"),
         ({"begin_at": 2.5}, "begin_at=2.5"),
         ({"begin_at": 5, "decay": "auto"}, 'no effect with decay="auto"'),
+        ({"ramp_at": 0}, "ramp_at=0: must be below begin_at, 0"),
+        ({"ramp_at": 5, "begin_at": 5}, "ramp_at=5: must be below begin_at, 5"),
+        ({"ramp_at": -1, "begin_at": 5}, "ramp_at=-1"),
+        ({"ramp_at": 2, "begin_at": 5, "placement": "backward"}, "not in the released code"),
     ],
 )
 def test_a_start_that_means_nothing_is_refused(options, message):

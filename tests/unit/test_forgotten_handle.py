@@ -19,6 +19,7 @@ COUNTING = {
     "LotteryTicket": (nofm.LotteryTicket(every=10), "1:1"),
     "ASP": (nofm.ASP(prune_at=10), "2:4"),
     "SRSTE, dense start": (nofm.SRSTE(2e-4, begin_at=10), "2:4"),
+    "SRSTE, gradual start": (nofm.SRSTE(2e-4, begin_at=10, ramp_at=0), "2:4"),
 }
 OTHERS = {
     "SRSTE": (nofm.SRSTE(2e-4), "2:4"),

@@ -13,6 +13,7 @@ import nofm
 METHODS = {
     "SR-STE": ("2:4", nofm.SRSTE(decay=0.1)),
     "SR-STE, in its dense start": ("2:4", nofm.SRSTE(decay=0.1, begin_at=3)),
+    "SR-STE, in its gradual start": ("2:4", nofm.SRSTE(decay=0.1, begin_at=3, ramp_at=0)),
     "SR-STE, looking for lambda": ("2:4", nofm.SRSTE(decay="auto", probe=8)),
     "ASP, before it prunes": ("2:4", nofm.ASP(prune_at=3)),
     "SNIP, before it prunes": ("1:1", nofm.SNIP(sparsity=0.5, batches=3)),

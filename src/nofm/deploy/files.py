@@ -135,10 +135,10 @@ def _of_model(model: nn.Module, pattern: Rules | None) -> tuple[dict[str, Tensor
     model = unwrap(model)
     _check_tensors(model.state_dict())
     found = list(sites(model))
-    if dense := [site.name for site in found if site.computes_dense]:
+    if dense := [site.name for site in found if site.keeps_more]:
         names = f"{', '.join(dense[:3])}{', ...' * (len(dense) > 3)}"
         raise LayerError(
-            f"{names}: computes with all weights, so there are no zeros to leave out: by the method Dense, before the step at which "
+            f"{names}: computes with more weights than the pattern keeps: by the method Dense, before the step at which "
             "ASP or begin_at prunes, or in a copy (EMA) made before it; densify_ and sparsify_ it first"
         )
     groupings = {site.key: site.grouping for site in found}

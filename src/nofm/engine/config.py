@@ -176,6 +176,8 @@ class MethodConfig:
     training."""
     begin_at: Length | None = None
     """gmp: when sparsity begins to rise. srste: a dense start, up to when layers compute with all their weights."""
+    ramp_at: Length | None = None
+    """srste with begin_at: from when on layers compute with fewer and fewer weights, down to their pattern at begin_at."""
     end_at: Length | None = None
     """methods that prune or rewire many times: from when on masks stay. gmp and rigl need it, and three quarters of the run is usual."""
     batches: int | None = None

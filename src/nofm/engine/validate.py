@@ -24,7 +24,7 @@ __all__ = ["METHOD_OPTIONS", "UNSTRUCTURED", "check"]
 METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
     "dense": (),
     "ste": (),
-    "srste": ("decay", "refine", "placement", "target", "probe", "begin_at"),
+    "srste": ("decay", "refine", "placement", "target", "probe", "begin_at", "ramp_at"),
     "asp": ("prune_at",),
     "set": ("sparsity", "allocation", "seed", "every", "end_at", "drop"),
     "rigl": ("sparsity", "allocation", "seed", "every", "end_at", "drop"),
@@ -180,7 +180,14 @@ def _pruning(c: RunConfig) -> Complaints:
     """What belongs to methods that prune by rank, and to the search for a decay."""
     m = c.sparsity.method
     length, unit = _length(c)
-    for name, least in (("begin_at", 0), ("rewind_to", 0), ("batches", 1), ("rounds", 1), ("probe", 8 if unit == "steps" else 0)):
+    for name, least in (
+        ("begin_at", 0),
+        ("ramp_at", 0),
+        ("rewind_to", 0),
+        ("batches", 1),
+        ("rounds", 1),
+        ("probe", 8 if unit == "steps" else 0),
+    ):
         yield from number(f"sparsity.method.{name}", getattr(m, name), least)
     yield from number("sparsity.method.target", m.target, 0, 1, open_low=True)
     if m.initial is not None and not math.isfinite(m.initial):
@@ -208,6 +215,10 @@ def _pruning(c: RunConfig) -> Complaints:
         yield f"sparsity.method.{name}", f"comes after the end of the run, {length:g} {unit}"
     if m.kind == "srste" and m.begin_at and length is not None and m.begin_at >= length:
         yield "sparsity.method.begin_at", f"must be before the end of the run, {length:g} {unit}: it would be dense throughout"
+    if m.kind == "srste" and m.ramp_at is not None and m.ramp_at >= (m.begin_at or 0):
+        yield "sparsity.method.ramp_at", f"must be below begin_at, {m.begin_at or 0}, where the pattern is reached"
+    if m.kind == "srste" and m.ramp_at is not None and m.placement == "backward":
+        yield "sparsity.method.ramp_at", "is not in the released code, which placement backward repeats; use placement gradient"
     if m.kind == "gmp" and m.end_at is not None and (m.begin_at or 0) > m.end_at:
         yield "sparsity.method.begin_at", f"must not be above end_at, {m.end_at}"
     if m.kind == "lottery" and m.every is not None and (m.rewind_to or 0) >= m.every:

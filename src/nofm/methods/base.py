@@ -94,7 +94,7 @@ class OwnedWeight:
     def mask(self) -> Tensor:
         # Not the site's own mask: FSDP2 may show the layer a gathered copy at this moment.
         stored = self.site.stored_mask
-        return ops.mask(self.weight, self.site.grouping) if stored is None else shards.part_of(stored, self.param)
+        return ops.mask(self.weight, self.site.seen_grouping) if stored is None else shards.part_of(stored, self.param)
 
 
 @dataclass(frozen=True, slots=True)

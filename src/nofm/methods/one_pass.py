@@ -121,7 +121,7 @@ class OnePass:
         kinds = {id(group): _kind(group) for group in self._optimizer.param_groups}
         key: list[Any] = [forced_path()]
         for (site, param, group), grad in zip(weights, self._grads, strict=True):
-            key.append((kinds[id(group)], site.grouping, *self._look(param, grad)))
+            key.append((kinds[id(group)], site.seen_grouping, *self._look(param, grad)))
         if key != self._plan.key:
             self._plan = self._make_plan(key, weights)
         self._ids = self._plan.ids
@@ -144,7 +144,7 @@ class OnePass:
                 part = together.setdefault((rule, param.device), _Part(rule, param.device, [], [], []))
                 part.places.append(i)
                 part.named.append((site.key, param))
-                part.groupings.append(site.grouping)
+                part.groupings.append(site.seen_grouping)
             else:
                 rest.append(i)
                 unserved[site.key] = reason
@@ -179,7 +179,7 @@ class OnePass:
             return "Adam counts its steps in another type than fp32"
         held = [state[name] for name in rule.states if state.get(name) is not None]
         assert param.grad is not None
-        return why_not_one_pass(param, site.grouping, [param.grad, *held])
+        return why_not_one_pass(param, site.seen_grouping, [param.grad, *held])
 
     # ---- in the step ----
 

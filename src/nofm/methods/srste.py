@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from .. import ste
 from ..errors import OptimizerError
 from ..kernels import ops
 from ..kernels.steps import Term
+from ..masks import Grouping
+from ..patterns import Pattern
 from ..site import Site
 from . import flips
 from .base import Memory, Method, OwnedWeight, Step
@@ -33,6 +35,7 @@ from .budget import check_whole
 __all__ = ["SRSTE"]
 
 Placement = Literal["gradient", "decoupled", "backward"]
+_STAGES = 4  # of a gradual start, the last being the pattern
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class SRSTE(Method):
                with uses of the weight in a forward and with summed all-reduces, and shrinks under a loss scale. Only to repeat
                numbers made with that code.
     begin_at   a dense start: up to this step layers compute with all their weights, and there is no term.
+    ramp_at    a gradual start instead: from this step on layers compute with fewer and fewer weights, and the others have the term. N
+               falls from M in four times, the last of them at `begin_at`, by about the same factor: 8, 4, 2 and 1 at 1:16.
     """
 
     decay: float | Literal["auto"] = 2e-4
@@ -59,6 +64,7 @@ class SRSTE(Method):
     target: float | None = None
     probe: int | None = None
     begin_at: int = 0
+    ramp_at: int | None = None
 
     def __post_init__(self) -> None:
         for field, value, allowed in (("refine", self.refine, ste.Refinement), ("placement", self.placement, Placement)):
@@ -75,23 +81,37 @@ class SRSTE(Method):
         check_whole("begin_at", self.begin_at)
         if self.begin_at and self.decay == "auto":
             raise OptimizerError('begin_at has no effect with decay="auto", which looks at masks from the first step on; give one of them')
+        if self.ramp_at is not None:
+            check_whole("ramp_at", self.ramp_at)
+            if self.ramp_at >= self.begin_at:
+                raise OptimizerError(f"ramp_at={self.ramp_at}: must be below begin_at, {self.begin_at}, where the pattern is reached")
+            if self.placement == "backward":
+                raise OptimizerError('ramp_at is not in the released code, which placement="backward" repeats; use placement="gradient"')
 
     def begin(self, site: Site) -> None:
-        if self.begin_at:
-            site.look_through(ste.dense)
-        else:
-            self._mask(site)
+        self._look(site, self._stage(0))
 
     def go_on(self, sites: Sequence[Site], number: int) -> None:
         for site in sites:
-            if number >= self.begin_at:
-                self._mask(site)
-            else:
-                site.look_through(ste.dense)
+            self._look(site, self._stage(number))
 
-    def _mask(self, site: Site) -> None:
-        fixed = self.decay != "auto" and self.placement == "backward"
-        site.look_through(ste.RefinedBackward(float(self.decay), self.refine) if fixed else ste.straight_through)
+    def _stage(self, number: int) -> int:
+        """How far layers have come after `number` steps: 0, all weights; up to _STAGES, those of the pattern."""
+        if number >= self.begin_at:
+            return _STAGES
+        if self.ramp_at is None or number < self.ramp_at:
+            return 0
+        return 1 + (number - self.ramp_at) * (_STAGES - 1) // (self.begin_at - self.ramp_at)
+
+    def _look(self, site: Site, stage: int) -> None:
+        if stage == 0:
+            site.look_through(ste.dense)
+        elif (seen := _between(site.grouping, stage / _STAGES)) != site.grouping:
+            site.look_through(ste.Wider(seen))
+        elif self.decay != "auto" and self.placement == "backward":
+            site.look_through(ste.RefinedBackward(float(self.decay), self.refine))
+        else:
+            site.look_through(ste.straight_through)
 
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         super().start(sites, memory)
@@ -99,9 +119,10 @@ class SRSTE(Method):
             flips.watch(sites, memory)
 
     def phase(self, number: int) -> str | None:
-        if self._probes(number) or 0 < number == self.begin_at:
+        stage = self._stage(number - 1)
+        if self._probes(number) or stage != self._stage(number):
             return None
-        return "dense" if number < self.begin_at else "train"
+        return "dense" if stage == 0 else "train" if stage == _STAGES else f"narrowing {stage}"
 
     def found(self, number: int, memory: Memory) -> dict[str, float]:
         return {"decay": flips.decay_of(memory)} if self.decay == "auto" and not self._probes(number + 1) else {}
@@ -119,13 +140,13 @@ class SRSTE(Method):
         return self.placement != "backward"
 
     def term(self, step: Step) -> Term | None:
-        starts_dense = step.number <= self.begin_at
-        if starts_dense or self._probes(step.number):  # a probe has a control without the term, and looks at flips
+        is_dense = self._stage(step.number - 1) == 0
+        if is_dense or self._probes(step.number):  # a probe has a control without the term, and looks at flips
             return None
         return Term(self._decay(step), self.refine, self.placement == "decoupled")
 
     def before_step(self, step: Step) -> None:
-        if step.number <= self.begin_at or self.placement == "backward" or self._decay(step) == 0:
+        if self._stage(step.number - 1) == 0 or self.placement == "backward" or self._decay(step) == 0:
             return
         spares = self._probes(step.number) and self.target is None
         for owned in step.weights if spares or self.placement == "decoupled" else self._by_kernels(step):
@@ -146,7 +167,7 @@ class SRSTE(Method):
             return step.weights
         decay = self._decay(step)
         weights: list[Tensor] = [o.param if type(o.param) is nn.Parameter else o.weight for o in step.weights]
-        grads, groupings = [owned.grad for owned in step.weights], [owned.site.grouping for owned in step.weights]
+        grads, groupings = [owned.grad for owned in step.weights], [owned.site.seen_grouping for owned in step.weights]
         factors = [decay if owned.descends else -decay for owned in step.weights]
         rest = ops.refine_all_(step.fleet, weights, groupings, grads, factors, step.grad_scale, sign=self.refine == "sign")
         return [step.weights[i] for i in rest]
@@ -157,11 +178,17 @@ class SRSTE(Method):
                 owned.weight.sub_(step.carried[owned.site.key], alpha=self._decay(step))
         if self._probes(step.number):
             flips.search(step, self.target, self.probe or flips.PROBE)
-        if step.number == self.begin_at:
+        if (stage := self._stage(step.number)) != self._stage(step.number - 1):
             for owned in (*step.weights, *step.resting):
-                self._mask(owned.site)
+                self._look(owned.site, stage)
 
     def _term(self, owned: OwnedWeight, grad_scale: Tensor | None) -> Tensor:
         grad = owned.grad if grad_scale is None else owned.grad / grad_scale
         descent = grad if owned.descends else -grad
         return ste.refinement(owned.weight, owned.mask(), self.refine, descent, owned.lr)
+
+
+def _between(grouping: Grouping, part: float) -> Grouping:
+    """`part` of the way from all M weights of a group to N, in equal factors."""
+    n, m = grouping.pattern.n, grouping.pattern.m
+    return replace(grouping, pattern=Pattern(f"{round(m ** (1 - part) * n**part)}:{m}"))

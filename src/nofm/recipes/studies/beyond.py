@@ -3,11 +3,11 @@
 One change a row, then the changes that should add up. Mixed rows keep no more weights than the pattern does, over all sparse layers.
 Plain rows are also the allocations' baseline: uniform.
 
-Which rows: lambda by flip rate, mixed N:M, a longer warm-up and a dense start are what nofm offers. Three convolutions on CIFAR-10 (1,500
-steps, 1:16) had spoken for a dense half and for less weight decay, by three points together; ResNet-20 speaks against both, by four and by
-one and a half (60 epochs, one seed: results/README.md). So there is also more of it. The search for lambda had lost 0.8 points there. Not
-here: 2:32 instead of 1:16 and masks by an average of the weights, which lost one and eight points on the three convolutions; allocation by
-magnitude, which is that of ERK but for two layers of ResNet-20.
+Which rows: lambda by flip rate, mixed N:M, a longer warm-up, a dense or a gradual start are what nofm offers. Three convolutions on
+CIFAR-10 (1,500 steps, 1:16) had spoken for a dense half and for less weight decay, by three points together; ResNet-20 speaks against both,
+by four and by one and a half (60 epochs, one seed: results/README.md). So there is also more of it. The search for lambda had lost 0.8
+points there. Not here: 2:32 instead of 1:16 and masks by an average of the weights, which lost one and eight points on the three
+convolutions; allocation by magnitude, which is that of ERK but for two layers of ResNet-20.
 """
 
 from __future__ import annotations
@@ -43,13 +43,19 @@ def _started_dense(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, sparsity=dataclasses.replace(config.sparsity, method=method))
 
 
+def _narrowed(config: RunConfig, part: float) -> RunConfig:
+    """With fewer and fewer weights in the first part: at 1:16 with 8, 4 and 2 of 16 for a third of it each."""
+    method = dataclasses.replace(config.sparsity.method, ramp_at=0, begin_at=share(config, part))
+    return dataclasses.replace(config, sparsity=dataclasses.replace(config.sparsity, method=method))
+
+
 def _mixed(config: RunConfig, pattern: str) -> RunConfig:
     sparsity = dataclasses.replace(config.sparsity, pattern=None, budget=_BUDGETS[pattern], allocation="erk")
     return dataclasses.replace(config, sparsity=sparsity)
 
 
 def study(base: RunConfig) -> Study:
-    """Lambda by flip rate, mixed N:M, longer warm-up, dense start, other weight decay, and combinations, at 1:16 and 1:4."""
+    """Lambda by flip rate, mixed N:M, longer warm-up, dense or gradual start, other weight decay, and combinations, at 1:16 and 1:4."""
     only_for("classification", base)
     rows, claims = [], []
     for pattern in _BUDGETS:
@@ -61,11 +67,14 @@ def study(base: RunConfig) -> Study:
             "less weight decay": _decaying(plain, 0.2),  # few weights fit their data badly rather than too well
             "more weight decay": _decaying(plain, 2),
             "dense for half": _started_dense(plain),
+            "gradual for a quarter": _narrowed(plain, 0.25),
+            "gradual for half": _narrowed(plain, 0.5),
             "mixed by ERK": mixed,
             "mixed by ERK, lambda by flip rate": _mixed(searched, pattern),
             "mixed by ERK, longer warm-up": _warming_up(mixed),
             "mixed by ERK, more weight decay": _decaying(mixed, 2),
             "mixed by ERK, dense for half": _started_dense(mixed),
+            "mixed by ERK, gradual for half": _narrowed(mixed, 0.5),
             "mixed by ERK, dense for half, less weight decay": _decaying(_started_dense(mixed), 0.2),
         }
         name = f"SR-STE {pattern}"
