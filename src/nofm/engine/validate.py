@@ -180,15 +180,9 @@ def _pruning(c: RunConfig) -> Complaints:
     """What belongs to methods that prune by rank, and to the search for a decay."""
     m = c.sparsity.method
     length, unit = _length(c)
-    for name, least in (
-        ("begin_at", 0),
-        ("ramp_at", 0),
-        ("rewind_to", 0),
-        ("batches", 1),
-        ("rounds", 1),
-        ("probe", 8 if unit == "steps" else 0),
-    ):
-        yield from number(f"sparsity.method.{name}", getattr(m, name), least)
+    least = {"begin_at": 0, "ramp_at": 0, "rewind_to": 0, "batches": 1, "rounds": 1, "probe": 8 if unit == "steps" else 0}
+    for name, low in least.items():
+        yield from number(f"sparsity.method.{name}", getattr(m, name), low)
     yield from number("sparsity.method.target", m.target, 0, 1, open_low=True)
     if m.initial is not None and not math.isfinite(m.initial):
         yield "sparsity.method.initial", "must be finite; the paper of STR starts at -3200"
