@@ -276,10 +276,12 @@ def _masked(module: SparseModule) -> dict[str, Any]:
                 "(the layer then stays dense), or not at all"
             )
         weight = getattr(module, param)
-        if sparse.lens is ste.straight_through:
-            seen = ste.straight_through(weight, sparse.grouping, None, autocast_type(module, weight))
+        lens = sparse.lens
+        if lens is ste.straight_through or isinstance(lens, ste.Wider):
+            grouping = lens.grouping if isinstance(lens, ste.Wider) else sparse.grouping
+            seen = ste.straight_through(weight, grouping, None, autocast_type(module, weight))
         else:
-            seen = sparse.lens(weight, sparse.grouping, stored_mask(module, param))
+            seen = lens(weight, sparse.grouping, stored_mask(module, param))
         masked[param] = _laid_out_like(weight, seen)
     if isinstance(module, nn.RNNBase):  # reads this list instead of its attributes
         masked["_flat_weights"] = [masked.get(name, getattr(module, name)) for name in module._flat_weights_names]

@@ -47,7 +47,7 @@ class Site:
 
     @property
     def seen_grouping(self) -> Grouping:
-        """That of the weights which the layer computes with: wider than its own while a method narrows it."""
+        """That of the mask which the layer computes with, where it does by one: wider than its own while a method narrows it."""
         lens = self.lens
         return lens.grouping if isinstance(lens, ste.Wider) else self.grouping
 

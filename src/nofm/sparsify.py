@@ -104,7 +104,7 @@ def _warn_about_dense(found: list[Site]) -> None:
     if dense := [site.name for site in found if site.keeps_more]:
         others = f" and {len(dense) - 1} more layers compute" if len(dense) > 1 else " computes"
         warnings.warn(
-            f"{dense[0]}{others} with more weights than the pattern keeps, so fold_ does not write its zeros: by the method Dense, "
+            f"{dense[0]}{others} with more weights than the pattern keeps, so fold_ does not write all of its zeros: by the method Dense, "
             "before the step at which ASP or begin_at prunes, or in a copy (EMA) made before it; densify_ and sparsify_ it, then fold_",
             stacklevel=4,  # who has called fold_, under torch's no_grad
         )

@@ -74,7 +74,10 @@ def test_fewer_and_fewer_weights_by_hand(placement):
     assert nofm.fold_(model)[0].weight.count_nonzero() == 1
 
 
-@pytest.mark.parametrize(("pattern", "kept"), [("1:16", [8, 4, 2, 1]), ("2:4", [3, 3, 2, 2]), ("1:4", [3, 2, 1, 1]), ("2:8", [6, 4, 3, 2])])
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [("1:16", [8, 4, 2, 1]), ("2:4", [3, 3, 3, 2]), ("1:4", [3, 2, 2, 1]), ("1:2", [2, 2, 2, 1]), ("2:8", [6, 4, 3, 2])],
+)
 def test_groups_narrow_by_equal_factors(pattern, kept):
     model = nn.Sequential(nn.Linear(16, 2))
     nofm.sparsify_(model, {"0": pattern})
@@ -114,6 +117,42 @@ def test_a_saved_state_knows_how_far_the_groups_have_narrowed(steps):
     other.load_state_dict(model.state_dict())
     its_handle.load_state_dict(handle.state_dict())
     assert outputs(other, its_optimizer, 4) == outputs(model, optimizer, 4)
+
+
+def two_layers():
+    model = nn.Sequential(nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False), nn.Linear(16, 4, bias=False))
+    nofm.sparsify_(model, {"0": "1:16", "1": None, "2": "1:16"})
+    return model, list(nofm.sites(model))
+
+
+def test_layers_go_on_by_the_steps_of_their_own_optimizers():
+    def made():
+        model, sites = two_layers()
+        optimizers = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]
+        return sites, optimizers, nofm.attach(nofm.SRSTE(ramp_at=0, begin_at=6), model, optimizers), model
+
+    sites, optimizers, handle, model = made()
+    for number in range(6):
+        model(torch.randn(2, 16)).sum().backward()
+        for optimizer in optimizers if number < 2 else optimizers[:1]:
+            optimizer.step()
+    assert [str(site.seen_grouping.pattern) for site in sites] == ["1:16", "4:16"]
+    its_sites, _, its_handle, other = made()
+    other.load_state_dict(model.state_dict())
+    its_handle.load_state_dict(handle.state_dict())
+    assert [str(site.seen_grouping.pattern) for site in its_sites] == ["1:16", "4:16"]
+
+
+def test_weights_that_rest_narrow_with_the_others():
+    model, sites = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nofm.attach(nofm.SRSTE(ramp_at=1, begin_at=4), model, optimizer)
+    model[0].weight.requires_grad_(False)
+    for kept in (8, 4, 2, 1):
+        optimizer.zero_grad()
+        model(torch.randn(2, 16)).sum().backward()
+        optimizer.step()
+        assert [int(site.seen().count_nonzero()) // 4 for site in sites] == [kept, kept]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

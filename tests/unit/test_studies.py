@@ -59,6 +59,7 @@ def test_every_row_of_every_study_can_be_run(study, name, images):
     config = base(name, images)
     made = STUDIES[study](config)
     assert len(made.rows) > 1
+    assert len({digest(to_dict(row.config)) for row in made.rows}) == len(made.rows), "no two rows are one configuration"
     for row in made.rows:
         check(row.config)
         # What a table compares is the method, the pattern, the network, and for methods that train twice the length.

@@ -208,7 +208,7 @@ def _pruning(c: RunConfig) -> Complaints:
         name = {"gmp": "end_at", "lottery": "every", "srste": "probe"}[m.kind]
         yield f"sparsity.method.{name}", f"comes after the end of the run, {length:g} {unit}"
     if m.kind == "srste" and m.begin_at and length is not None and m.begin_at >= length:
-        yield "sparsity.method.begin_at", f"must be before the end of the run, {length:g} {unit}: it would be dense throughout"
+        yield "sparsity.method.begin_at", f"must be before the end of the run, {length:g} {unit}: it would never come to its pattern"
     if m.kind == "srste" and m.ramp_at is not None and m.ramp_at >= (m.begin_at or 0):
         yield "sparsity.method.ramp_at", f"must be below begin_at, {m.begin_at or 0}, where the pattern is reached"
     if m.kind == "srste" and m.ramp_at is not None and m.placement == "backward":

@@ -123,7 +123,8 @@ class Handle:
             lens = site.lens if site.stored_mask is not None else ste.frozen
             site.freeze(unpack(packed.to(site.weight.device), site.weight.shape), lens)
         self.memory.load_state_dict(state["memory"])
-        self.method.go_on(self._sites, self.step)
+        for driver in self._drivers:
+            self.method.go_on([site for site, _ in driver.follow], driver.number)
 
 
 def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], *, fused: bool = False) -> Handle:

@@ -92,7 +92,8 @@ class OwnedWeight:
         return grad if type(grad) is Tensor else shards.local(grad)
 
     def mask(self) -> Tensor:
-        # Not the site's own mask: FSDP2 may show the layer a gathered copy at this moment.
+        # Not the site's own mask: FSDP2 may show the layer a gathered copy at this moment, and a layer that is being narrowed has more
+        # weights than its pattern keeps.
         stored = self.site.stored_mask
         return ops.mask(self.weight, self.site.seen_grouping) if stored is None else shards.part_of(stored, self.param)
 

@@ -55,7 +55,9 @@ class SRSTE(Method):
                numbers made with that code.
     begin_at   a dense start: up to this step layers compute with all their weights, and there is no term.
     ramp_at    a gradual start instead: from this step on layers compute with fewer and fewer weights, and the others have the term. N
-               falls from M in four times, the last of them at `begin_at`, by about the same factor: 8, 4, 2 and 1 at 1:16.
+               falls from M in four times, the last of them at `begin_at`, by about the same factor: 8, 4, 2 and 1 at 1:16. Where M
+               is small some of them are the same: 3, 3, 3 and 2 at 2:4. A compiled model is compiled for each of them, training and
+               evaluation apart, and torch gives up after eight (`torch._dynamo.config.recompile_limit`).
     """
 
     decay: float | Literal["auto"] = 2e-4
@@ -189,6 +191,7 @@ class SRSTE(Method):
 
 
 def _between(grouping: Grouping, part: float) -> Grouping:
-    """`part` of the way from all M weights of a group to N, in equal factors."""
+    """`part` of the way from all M weights of a group to N, in equal factors; N itself at the end of the way only."""
     n, m = grouping.pattern.n, grouping.pattern.m
-    return replace(grouping, pattern=Pattern(f"{round(m ** (1 - part) * n**part)}:{m}"))
+    kept = n if part == 1 else min(m, max(n + 1, round(m ** (1 - part) * n**part)))
+    return replace(grouping, pattern=Pattern(f"{kept}:{m}"))

@@ -17,8 +17,8 @@ from .study import Measured
 __all__ = ["Point", "draw_kept", "figure_of", "lines_of"]
 
 _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0", "#1f1f1f")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
-_SPARSITY = re.compile(r",? (?:exponent )?[\d.]+(?::\d+| %)?$")  # the end of a row's name: 2:8, 95 %, or STR's exponent
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")  # one fewer than colours: pairs of the two come again after 110 lines
+_SPARSITY = re.compile(r",? exponent [\d.]+$| \d+:\d+$| [\d.]+ %$")  # the end of a row's name: STR's exponent, 2:8 or 95 %
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,12 @@ def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
     axes = figure.subplots()
     lines = lines_of(rows)
     for number, (name, points) in enumerate(lines.items()):
-        axes.errorbar(
-            [100 * point.kept for point in points],
-            [measure.factor * point.score for point in points],
-            yerr=[measure.factor * point.spread for point in points],
-            label=name,
-            color=_COLOURS[number % len(_COLOURS)],
-            marker=_MARKERS[number % len(_MARKERS)],
-            markersize=5,
-            linewidth=1.2,
-            capsize=2,
-        )
+        colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        kept, scores = [100 * point.kept for point in points], [measure.factor * point.score for point in points]
+        spreads = [measure.factor * point.spread for point in points]
+        axes.errorbar(kept, scores, yerr=spreads, label=name, color=colour, marker=marker, markersize=5, linestyle="none", capsize=2)
+        through = {x: statistics.fmean(score for at, score in zip(kept, scores, strict=True) if at == x) for x in kept}
+        axes.plot(list(through), list(through.values()), color=colour, linewidth=1.2)  # 2:4 and 4:8 keep as many: through their mean
     if dense := [run.score for run in rows.get("dense", ())]:
         axes.axhline(measure.factor * statistics.fmean(dense), color="black", linestyle=":", linewidth=1, label="dense")
     axes.set(
@@ -73,8 +68,7 @@ def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
         ylabel=measure.words,
         title=f"{title}\nmean and spread over seeds (no bar: one run)",
     )
-    ticks = sorted({float(f"{100 * point.kept:.2g}") for points in lines.values() for point in points})
-    axes.set_xticks([tick for number, tick in enumerate(ticks) if number == 0 or tick > 1.15 * ticks[number - 1]])
+    axes.set_xticks(_apart(sorted({float(f"{100 * point.kept:.3g}") for points in lines.values() for point in points})))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.3)
@@ -83,9 +77,19 @@ def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
     return figure
 
 
+def _apart(places: Sequence[float]) -> list[float]:
+    """Of these places in order those that are far enough from the one before for both to be written."""
+    shown: list[float] = []
+    for place in places:
+        if not shown or place > 1.15 * shown[-1]:
+            shown.append(place)
+    return shown
+
+
 def draw_kept(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], path: Path) -> bool:
     """Write a PNG, where there is something to compare; whether there is."""
     if not lines_of(rows):
+        path.unlink(missing_ok=True)  # of a time when there was
         return False
     drawn = io.BytesIO()
     figure_of(title, measure, rows).savefig(drawn, format="png", dpi=110)
