@@ -94,7 +94,9 @@ TABLE = {
     "dense start and decay auto": bad(
         "--sparsity.method.begin_at 40 --sparsity.method.decay auto --sparsity.method.probe 40", "begin_at 40", "no effect with decay auto"
     ),
-    "ramp without an end": bad("--sparsity.method.ramp_at 40", "--sparsity.method.ramp_at 40", "must be below begin_at, 0"),
+    "ramp without an end": bad(
+        "--sparsity.method.ramp_at 40", "--sparsity.method.ramp_at 40", "needs a later begin_at, where the pattern is reached"
+    ),
     "ramp in the released code": bad(
         "--sparsity.method.ramp_at 4 --sparsity.method.begin_at 40 --sparsity.method.placement backward", "ramp_at 4", "placement gradient"
     ),

@@ -175,9 +175,11 @@ class MethodConfig:
     """methods that prune or rewire many times: from one time to the next, 100 steps where nothing is said. lottery: length of the first
     training."""
     begin_at: Length | None = None
-    """gmp: when sparsity begins to rise. srste: a dense start, up to when layers compute with all their weights."""
+    """gmp: when sparsity begins to rise. srste: a dense start, up to when layers compute with all their weights; or, with ramp_at, a
+    gradual one. In epochs or steps, as the run."""
     ramp_at: Length | None = None
-    """srste with begin_at: from when on layers compute with fewer and fewer weights, down to their pattern at begin_at."""
+    """srste with begin_at: a gradual start, from when on layers compute with fewer and fewer weights, down to their pattern at begin_at: 8,
+    4, 2 and 1 of 16 at 1:16, 3 and 2 of 4 at 2:4. In epochs or steps, as the run."""
     end_at: Length | None = None
     """methods that prune or rewire many times: from when on masks stay. gmp and rigl need it, and three quarters of the run is usual."""
     batches: int | None = None

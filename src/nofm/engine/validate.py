@@ -210,7 +210,8 @@ def _pruning(c: RunConfig) -> Complaints:
     if m.kind == "srste" and m.begin_at and length is not None and m.begin_at >= length:
         yield "sparsity.method.begin_at", f"must be before the end of the run, {length:g} {unit}: it would never come to its pattern"
     if m.kind == "srste" and m.ramp_at is not None and m.ramp_at >= (m.begin_at or 0):
-        yield "sparsity.method.ramp_at", f"must be below begin_at, {m.begin_at or 0}, where the pattern is reached"
+        said = f"must be below begin_at, {m.begin_at}" if m.begin_at else "needs a later begin_at"
+        yield "sparsity.method.ramp_at", f"{said}, where the pattern is reached"
     if m.kind == "srste" and m.ramp_at is not None and m.placement == "backward":
         yield "sparsity.method.ramp_at", "is not in the released code, which placement backward repeats; use placement gradient"
     if m.kind == "gmp" and m.end_at is not None and (m.begin_at or 0) > m.end_at:
