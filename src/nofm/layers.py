@@ -51,6 +51,11 @@ class _Sparse:
     grouping: Grouping
     lens: ste.Lens = ste.straight_through
 
+    @property
+    def seen_grouping(self) -> Grouping:
+        """That of the mask which the layer computes with, where it does by one: wider than its own while a method narrows it."""
+        return self.lens.grouping if isinstance(self.lens, ste.Wider) else self.grouping
+
 
 def _buffer(param: str) -> str:
     return f"_nofm_mask_{param}"
@@ -276,12 +281,10 @@ def _masked(module: SparseModule) -> dict[str, Any]:
                 "(the layer then stays dense), or not at all"
             )
         weight = getattr(module, param)
-        lens = sparse.lens
-        if lens is ste.straight_through or isinstance(lens, ste.Wider):
-            grouping = lens.grouping if isinstance(lens, ste.Wider) else sparse.grouping
-            seen = ste.straight_through(weight, grouping, None, autocast_type(module, weight))
+        if sparse.lens is ste.straight_through or isinstance(sparse.lens, ste.Wider):
+            seen = ste.straight_through(weight, sparse.seen_grouping, None, autocast_type(module, weight))
         else:
-            seen = lens(weight, sparse.grouping, stored_mask(module, param))
+            seen = sparse.lens(weight, sparse.grouping, stored_mask(module, param))
         masked[param] = _laid_out_like(weight, seen)
     if isinstance(module, nn.RNNBase):  # reads this list instead of its attributes
         masked["_flat_weights"] = [masked.get(name, getattr(module, name)) for name in module._flat_weights_names]

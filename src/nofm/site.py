@@ -47,9 +47,7 @@ class Site:
 
     @property
     def seen_grouping(self) -> Grouping:
-        """That of the mask which the layer computes with, where it does by one: wider than its own while a method narrows it."""
-        lens = self.lens
-        return lens.grouping if isinstance(lens, ste.Wider) else self.grouping
+        return self.module._nofm[self.param].seen_grouping
 
     @property
     def keeps_more(self) -> bool:

@@ -9,6 +9,7 @@ from test_pictures_fit import assert_readable
 from test_report_numbers import EVENTS, write_run
 
 from nofm.report import study_kept
+from nofm.report.compare import Stat
 from nofm.report.measures import MEASURES
 from nofm.report.read import load
 from nofm.report.study import Measured, measured
@@ -48,7 +49,8 @@ def rows(run) -> dict[str, list[Measured]]:
 def test_rows_of_a_method_are_a_line_from_the_sparsest_on(rows):
     lines = lines_of(rows)
     assert set(lines) == {"SR-STE", "RigL (ERK)", "STE, unstructured", "STR"}  # not dense, not what has no runs or tells no sparsity
-    assert lines["SR-STE"] == [Point(0.0625, 0.88, 0.0), Point(0.25, pytest.approx(0.91), pytest.approx(0.02 / 2**0.5))]
+    assert lines["SR-STE"][0] == Point(0.0625, Stat(0.88, None, 1))
+    assert lines["SR-STE"][1] == Point(0.25, Stat(pytest.approx(0.91), pytest.approx(0.02 / 2**0.5), 2))
     assert [point.kept for point in lines["STR"]] == pytest.approx([0.06, 0.205])
 
 

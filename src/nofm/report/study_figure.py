@@ -18,13 +18,13 @@ from .measures import Measure
 from .study import Measured
 from .study_curves import Curves
 
-__all__ = ["draw", "figure_of"]
+__all__ = ["COLOURS", "draw", "figure_of", "write_png"]
 
 _POINTS = 200
 _LINES = ("-", "--", ":", "-.")
 # In every figure, whatever the order of its rows: the paper's method is solid, and what it is held against, STE, dashed.
 _METHOD_LINES = {"srste": "-", "ste": "--"}
-_COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
+COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 
 
 def draw(
@@ -40,8 +40,13 @@ def draw(
     alone     rows whose masks no other row's can be compared with.
     methods   of the rows.
     """
+    write_png(figure_of(title, measure, rows, alone, methods), path)
+
+
+def write_png(figure: Any, path: Path) -> None:
+    """A picture of matplotlib's, whole or not at all."""
     drawn = io.BytesIO()
-    figure_of(title, measure, rows, alone, methods).savefig(drawn, format="png", dpi=110)
+    figure.savefig(drawn, format="png", dpi=110)
     write_whole(path, drawn.getvalue())
 
 
@@ -95,8 +100,8 @@ def _styles(labels: Iterable[str], methods: Mapping[str, str]) -> dict[str, dict
     place = {name: number for number, name in enumerate(dict.fromkeys(subject.values()))}
     styles: dict[str, dict[str, str]] = {}
     # Rows choose their lines: while there are colours those of the two methods first.
-    for label in sorted(subject, key=lambda label: (place[subject[label]] // len(_COLOURS), methods.get(label) not in _METHOD_LINES)):
-        colour, own = _COLOURS[place[subject[label]] % len(_COLOURS)], _METHOD_LINES.get(methods.get(label, ""), "-")
+    for label in sorted(subject, key=lambda label: (place[subject[label]] // len(COLOURS), methods.get(label) not in _METHOD_LINES)):
+        colour, own = COLOURS[place[subject[label]] % len(COLOURS)], _METHOD_LINES.get(methods.get(label, ""), "-")
         choices = [{"color": colour, "linestyle": line} for line in (own, *_LINES)]
         styles[label] = next((style for style in choices if style not in styles.values()), choices[0])
     return styles

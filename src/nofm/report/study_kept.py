@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import io
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from .files import write_whole
+from .compare import Stat, stat
 from .measures import Measure
 from .study import Measured
+from .study_figure import COLOURS, write_png
 
 __all__ = ["Point", "draw_kept", "figure_of", "lines_of"]
 
-_COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0", "#1f1f1f")
+_COLOURS = (*COLOURS, "#1f1f1f")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")  # one fewer than colours: pairs of the two come again after 110 lines
 _SPARSITY = re.compile(r",? exponent [\d.]+$| \d+:\d+$| [\d.]+ %$")  # the end of a row's name: STR's exponent, 2:8 or 95 %
 
 
 @dataclass(frozen=True)
 class Point:
-    """A row: means over its runs, and the sample standard deviation of its score (0 where there is one run)."""
+    """A row: the share of weights that its runs keep on average, and their score."""
 
     kept: float
-    score: float
-    spread: float
+    score: Stat
 
 
 def lines_of(rows: Mapping[str, Sequence[Measured]]) -> dict[str, list[Point]]:
@@ -37,10 +36,9 @@ def lines_of(rows: Mapping[str, Sequence[Measured]]) -> dict[str, list[Point]]:
     """
     lines: dict[str, list[Point]] = {}
     for label, runs in rows.items():
-        if runs and _SPARSITY.search(label) and (kept := statistics.fmean(run.kept for run in runs)) < 1:
-            scores = [run.score for run in runs]
-            point = Point(kept, statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0)
-            lines.setdefault(_SPARSITY.sub("", label), []).append(point)
+        kept, score = stat(run.kept for run in runs), stat(run.score for run in runs)
+        if kept is not None and score is not None and kept.mean < 1 and _SPARSITY.search(label):
+            lines.setdefault(_SPARSITY.sub("", label), []).append(Point(kept.mean, score))
     several = [line for line in lines.values() if len({round(point.kept, 3) for point in line}) > 1]
     return {name: sorted(line, key=lambda point: point.kept) for name, line in lines.items()} if len(several) > 1 else {}
 
@@ -55,13 +53,14 @@ def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
     lines = lines_of(rows)
     for number, (name, points) in enumerate(lines.items()):
         colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
-        kept, scores = [100 * point.kept for point in points], [measure.factor * point.score for point in points]
-        spreads = [measure.factor * point.spread for point in points]
+        kept, scores = [100 * point.kept for point in points], [measure.factor * point.score.mean for point in points]
+        spreads = [measure.factor * (point.score.spread or 0.0) for point in points]
         axes.errorbar(kept, scores, yerr=spreads, label=name, color=colour, marker=marker, markersize=5, linestyle="none", capsize=2)
-        through = {x: statistics.fmean(score for at, score in zip(kept, scores, strict=True) if at == x) for x in kept}
-        axes.plot(list(through), list(through.values()), color=colour, linewidth=1.2)  # 2:4 and 4:8 keep as many: through their mean
-    if dense := [run.score for run in rows.get("dense", ())]:
-        axes.axhline(measure.factor * statistics.fmean(dense), color="black", linestyle=":", linewidth=1, label="dense")
+        places = sorted(set(kept))  # 2:4 and 4:8 keep as many: the line goes through their mean
+        through = [fmean(score for at, score in zip(kept, scores, strict=True) if at == place) for place in places]
+        axes.plot(places, through, color=colour, linewidth=1.2)
+    if dense := stat(run.score for run in rows.get("dense", ())):
+        axes.axhline(measure.factor * dense.mean, color="black", linestyle=":", linewidth=1, label="dense")
     axes.set(
         xscale="log",
         xlabel="weights kept in sparse layers (%)",
@@ -91,7 +90,5 @@ def draw_kept(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
     if not lines_of(rows):
         path.unlink(missing_ok=True)  # of a time when there was
         return False
-    drawn = io.BytesIO()
-    figure_of(title, measure, rows).savefig(drawn, format="png", dpi=110)
-    write_whole(path, drawn.getvalue())
+    write_png(figure_of(title, measure, rows), path)
     return True
