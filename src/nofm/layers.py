@@ -35,6 +35,7 @@ __all__ = [
     "forget_mask_",
     "make_sparse_",
     "restore_class_",
+    "seen_now",
     "store_mask_",
     "stored_mask",
     "swap_readers_",
@@ -55,6 +56,24 @@ class _Sparse:
     def seen_grouping(self) -> Grouping:
         """That of the mask which the layer computes with, where it does by one: wider than its own while a method narrows it."""
         return self.lens.grouping if isinstance(self.lens, ste.Wider) else self.grouping
+
+    @property
+    def now(self) -> str:
+        """What the layer computes with, "dense" or a pattern, where that is more than its own pattern keeps: by `Dense`, or before a
+        method has pruned it. "" where it is no more."""
+        own = self.grouping.pattern
+        kept = own.m if self.lens is ste.dense else self.seen_grouping.pattern.n
+        return "" if kept <= own.n else "dense" if kept == own.m else f"{kept}:{own.m}"
+
+
+def seen_now(model: nn.Module) -> str:
+    """A sentence on the layers that do not compute with their pattern yet, for those who count by it; "" where all of them do."""
+    sparse = [held for module in model.modules() if isinstance(module, SparseModule) for held in module._nofm.values()]
+    if not (wider := [held.now for held in sparse if held.now]):
+        return ""
+    layers = f"{len(wider)} of {len(sparse)} sparse layers" if len(sparse) > 1 else "the sparse layer"
+    compute = "computes with more weights than its" if len(wider) == 1 else "compute with more weights than their"
+    return f"now {layers} {compute} pattern keeps ({', '.join(dict.fromkeys(wider))}); what is kept is counted by the pattern"
 
 
 def _buffer(param: str) -> str:

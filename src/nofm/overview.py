@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .kinds import known_weights
-from .layers import SparseModule, dense_class
+from .layers import SparseModule, dense_class, seen_now
 from .site import kept_weights, layer_name
 
 __all__ = ["LayerRow", "Summary", "forget_reasons", "remember_reason", "summary", "table"]
@@ -37,9 +37,14 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The rows of all layers; printed, a table. A tied weight counts once, at the first of its layers."""
+    """The rows of all layers; printed, a table. A tied weight counts once, at the first of its layers.
+
+    now   a sentence on layers that do not compute with their pattern at present (a dense or gradual start, ASP before it prunes, `Dense`),
+          "" where all of them do. Rows and density go by the pattern, or by a stored mask.
+    """
 
     rows: tuple[LayerRow, ...]
+    now: str = ""
 
     @property
     def sparse(self) -> tuple[LayerRow, ...]:
@@ -64,7 +69,7 @@ class Summary:
             for r in self.rows
         ]
         total = f"{len(self.sparse)} of {len(self.rows)} layers sparse; weights kept in all layers: {self.density:.1%}"
-        return "\n".join([*table([header, *cells], right=(4, 5)), total])
+        return "\n".join([*table([header, *cells], right=(4, 5)), total, *([self.now] if self.now else [])])
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
@@ -76,7 +81,7 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]
 
 def summary(model: nn.Module) -> Summary:
     """One row for each layer of `model`, whether it is sparse, and if not why."""
-    return Summary(tuple(_rows(model)))
+    return Summary(tuple(_rows(model)), seen_now(model))
 
 
 def _rows(model: nn.Module) -> Iterator[LayerRow]:

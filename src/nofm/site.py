@@ -52,8 +52,7 @@ class Site:
     @property
     def keeps_more(self) -> bool:
         """Whether the layer computes with more weights than its pattern keeps: by `Dense`, or before a method has pruned it."""
-        kept = self.grouping.pattern.m if self.lens is ste.dense else self.seen_grouping.pattern.n
-        return kept > self.grouping.pattern.n
+        return bool(self.module._nofm[self.param].now)
 
     def look_through(self, lens: ste.Lens) -> None:
         """From now on the layer computes with what `lens` makes of the weight."""

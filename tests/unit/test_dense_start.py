@@ -155,6 +155,29 @@ def test_weights_that_rest_narrow_with_the_others():
         assert [int(site.seen().count_nonzero()) // 4 for site in sites] == [kept, kept]
 
 
+def test_who_counts_by_the_pattern_says_what_layers_compute_with_until_then():
+    model, _ = two_layers()
+    optimizers = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]
+    before = str(nofm.summary(model)), str(nofm.cost(model, (1, 16)))
+    nofm.attach(nofm.SRSTE(ramp_at=1, begin_at=4), model, optimizers)
+    counted = "pattern keeps ({}); what is kept is counted by the pattern"
+    said = [f"now 2 of 2 sparse layers compute with more weights than their {counted.format(now)}" for now in ("dense", "8:16", "4:16")]
+    said += [f"now 1 of 2 sparse layers computes with more weights than its {counted.format('4:16')}"]
+    for sentence, stepping in zip(said, [optimizers, optimizers, optimizers[:1] * 2, optimizers[1:] * 2], strict=True):
+        assert (str(nofm.summary(model)), str(nofm.cost(model, (1, 16)))) == tuple(f"{text}\n{sentence}" for text in before)
+        for optimizer in stepping:
+            optimizer.zero_grad()
+            model(torch.randn(2, 16)).sum().backward()
+            optimizer.step()
+    assert (str(nofm.summary(model)), str(nofm.cost(model, (1, 16)))) == before
+
+
+def test_a_single_layer_is_not_counted():
+    model, *_ = made()
+    said = "now the sparse layer computes with more weights than its pattern keeps (dense); what is kept is counted by the pattern"
+    assert (nofm.summary(model).now, nofm.cost(model, (1, 4)).now) == (said, said)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_saved_state_knows_whether_the_start_is_over(steps):
     model, optimizer, handle = made()

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import ste
 from ..errors import NofmError
+from ..layers import seen_now
 from ..site import layer_name, parameter_name, sites
 from ..sparsify import unwrap
 
@@ -48,6 +49,7 @@ class Cost:
     params        all parameters.
     weights       all but the scales and shifts of normalisation layers, which is how the paper counts its sparse rows.
     macs          multiply-adds of one forward; sparse ones are dense ones times density for products with a sparse weight.
+    now           a sentence on layers that do not compute with their pattern at present, by which they are counted; "" where all do.
     """
 
     params: int
@@ -57,6 +59,7 @@ class Cost:
     macs: int
     macs_sparse: float
     layers: tuple[LayerCost, ...]
+    now: str = ""
 
     def __str__(self) -> str:
         rows = [
@@ -66,7 +69,8 @@ class Cost:
             _row("multiply-adds", self.macs, (self.macs, self.macs_sparse)),
         ]
         lines = [f"{name:27}{dense:>10}{sparse:>10}{ratio:>8}" for name, dense, sparse, ratio in rows]
-        return "\n".join([*lines, "sparse multiply-adds = dense ones x density, for each product with a sparse weight"])
+        lines.append("sparse multiply-adds = dense ones x density, for each product with a sparse weight")
+        return "\n".join([*lines, *([self.now] if self.now else [])])
 
 
 def _row(name: str, largest: float, counts: tuple[float, float]) -> tuple[str, str, str, str]:
@@ -84,7 +88,7 @@ def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost
     4089184256
     """
     model = unwrap(model)
-    kept = {site.key: site.kept() for site in sites(model)}
+    kept, now = {site.key: site.kept() for site in sites(model)}, seen_now(model)
     model = _on_meta(model)
     for site in sites(model):
         site.look_through(ste.dense)  # count with the weight itself, so that it can be told from other tensors
@@ -115,7 +119,7 @@ def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost
     norms = sum(p.numel() for module in model.modules() for p in _scales_and_shifts(module))
     params, macs = sum(sizes.values()), sum(meter.macs.values()) + meter.other
     macs_sparse = sum(layer.macs_sparse for layer in layers) + meter.other
-    return Cost(params, params - pruned, params - norms, params - norms - pruned, macs, macs_sparse, tuple(layers))
+    return Cost(params, params - pruned, params - norms, params - norms - pruned, macs, macs_sparse, tuple(layers), now)
 
 
 def _scales_and_shifts(module: nn.Module) -> list[nn.Parameter]:
