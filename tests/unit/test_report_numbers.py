@@ -183,6 +183,9 @@ def test_a_key_that_an_earlier_version_did_not_know_parts_no_group(tmp_path):
     assert [[run.seed for run in group.runs] for group in group_runs(runs)] == [[0, 1]]
     asked = load(write_run(tmp_path / "asked", config={"schedule": {"warmup": 5.0, "restart_warmup": True}}))
     assert len(group_runs([*runs, asked])) == 2, "what is not as usual was asked for"
+    earlier, gradual = ({"sparsity": {"method": {"begin_at": 9.0, **option}}} for option in ({}, {"ramp_at": 0.0}))
+    starts = [load(write_run(tmp_path / f"start{i}", config=config)) for i, config in enumerate((earlier, gradual))]
+    assert [group.label for group in group_runs(starts)] == ["default", "ramp_at=0"], "from the first step on is not off"
 
 
 def test_labels_have_what_it_takes_to_tell_groups_apart(tmp_path):
@@ -215,6 +218,11 @@ def trained(kind: str, pattern: str = "1:16", lr: float = 0.1, warmup: float = 3
     return {"sparsity": sparsity, "optim": {"lr": lr}, "schedule": {"warmup": warmup}, "engine": engine}
 
 
+def starting(begin_at: float, ramp_at: float | None = None) -> dict:
+    config = trained("srste")
+    return config | {"sparsity": {**config["sparsity"], "method": {"kind": "srste", "begin_at": begin_at, "ramp_at": ramp_at}}}
+
+
 NAMED = {
     "the rate beside the method": ([trained("srste"), trained("ste", lr=0.05)], ["srste lr=0.1", "ste lr=0.05"]),
     "the length beside the method": (
@@ -229,6 +237,11 @@ NAMED = {
         ["srste 2:4", "ste 1:4", "dense"],
     ),
     "what all share is not named": ([trained("srste", lr=0.2, steps=9), trained("dense", lr=0.2, steps=9)], ["srste", "dense"]),
+    "a start beside the method": ([starting(200.0), trained("ste")], ["srste begin_at=200", "ste"]),
+    "both ends of a start": (
+        [starting(200.0, 0.0), starting(200.0), trained("ste")],
+        ["srste begin_at=200 ramp_at=0", "srste begin_at=200", "ste"],
+    ),
     "numbers as they are written": ([trained("ste", warmup=3.0), trained("ste", warmup=0.25)], ["warmup=3", "warmup=0.25"]),
 }
 

@@ -22,9 +22,13 @@ _METHOD = "sparsity.method.kind"
 _NOT_COMPARED = ("seed", "out", "resume")
 # What a reader of a table takes for equal unless a name says otherwise; all else is named only as far as it tells groups apart.
 _NAMED = (
-    "model.name", "model.width", "data.name", "sparsity.pattern", "sparsity.budget",
+    "model.name", "model.width", "data.name", "sparsity.pattern", "sparsity.budget", "sparsity.method.begin_at", "sparsity.method.ramp_at",
     "optim.kind", "optim.lr", "optim.weight_decay", "engine.batch_size", "engine.epochs", "engine.steps",
 )  # fmt: skip
+
+
+# Of options that an earlier version did not know zero is as good as none, but for this one: from the first step on.
+_ZERO_IS_ON = ("sparsity.method.ramp_at",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,11 @@ def _known_to_all(settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The settings without those that only some of them know and the others have switched off: an earlier version, which did not know
     them, was the same training."""
     known = set(settings[0]).intersection(*settings) if settings else set()
-    return [{key: value for key, value in each.items() if key in known or value not in (None, False, [], {})} for each in settings]
+    return [{key: value for key, value in each.items() if key in known or not _is_off(key, value)} for each in settings]
+
+
+def _is_off(key: str, value: Any) -> bool:
+    return value is None if key in _ZERO_IS_ON else value in (None, False, [], {})  # 0 == False
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
