@@ -6,6 +6,7 @@ import of a subpackage runs, loads torch lazily. matplotlib and jinja2 (the extr
 matplotlib) are imported when a report is written.
 
     read      a run folder -> Run (resumed runs put in order, errors that name file and line)
+    start     from which step on the network of a run is as sparse as it will be
     curves    Run -> {step: value} of losses, metrics, SAD
     compare   runs -> groups that differ in nothing but the seed; mean and sample standard deviation
     kernels   masks/ -> the kernel shapes of the paper's appendix A.2

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from .read import Event, Run
+from .start import start_of
 
 __all__ = [
     "averages",
@@ -66,8 +67,9 @@ def averages(run: Run) -> bool:
 
 
 def best(run: Run, metric: str) -> float | None:
-    """The best of all evaluations."""
-    values = [v for ema in (False, True) for v in evals(run, metric, ema).values() if math.isfinite(v)]
+    """The best of all evaluations of the network as sparse as it is in the end."""
+    begin = 0 if (start := start_of(run)) is None else start.until
+    values = [v for ema in (False, True) for step, v in evals(run, metric, ema).items() if step >= begin and math.isfinite(v)]
     if not values:
         return None
     return max(values) if higher_is_better(metric) else min(values)

@@ -25,6 +25,7 @@ __all__ = [
     "SERIES",
     "Key",
     "Line",
+    "Mark",
     "Picture",
     "curves",
     "depth_colour",
@@ -53,6 +54,15 @@ class Line:
     band: Band
     colour: str
     dash: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A step at which something changes: a thin line from top to bottom. `colour` is the name of a CSS variable."""
+
+    name: str
+    step: int
+    colour: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +105,17 @@ def curves(
     limits: tuple[float, float] | None = None,
     most: float = math.inf,
     named: int = 12,
+    marks: Sequence[Mark] = (),
 ) -> Picture:
-    """Curves over the steps of training, mean and spread. `y` names the vertical axis and its unit; `limits`, and `most`, which no value
-    can be above (a band may reach over 100 %), are in that unit.
+    """Curves over the steps of training, mean and spread, and `marks` of steps. `y` names the vertical axis and its unit; `limits`, and
+    `most`, which no value can be above (a band may reach over 100 %), are in that unit.
 
     Of more than `named` lines, which then differ by depth only, the legend names the first and the last.
     """
     with _drawing(title, 250) as (figure, svg):
         axes = figure.add_axes((0.118, 0.175, 0.845, 0.71))
+        for mark in marks:
+            axes.axvline(mark.step, color=_placeholder(mark.colour), linestyle=_DASHES[2], linewidth=1.2)
         for line in lines:
             for part in stretches(thin_band(line.band, _POINTS), positive=log):
                 _draw(axes, line, part, scale, log, most)
@@ -117,7 +130,8 @@ def curves(
         _style(axes, PROGRESS, y)
         _make_room_for_labels(axes)
     keys = tuple(Key(line.colour, f"line{line.dash}", line.name) for line in lines)
-    return Picture(title, caption, keys if len(keys) <= named else (keys[0], keys[-1]), svg[0])
+    shown = keys if len(keys) <= named else (keys[0], keys[-1])
+    return Picture(title, caption, (*shown, *(Key(mark.colour, "tick", mark.name) for mark in marks)), svg[0])
 
 
 def _draw(axes: Any, line: Line, part: Band, scale: float, log: bool, most: float) -> None:
@@ -191,6 +205,8 @@ def _kernel(axes: Any, x: float, top: float, kept: Sequence[Sequence[bool]], col
 
 def _placeholder(colour: str) -> str:
     """A colour that stands for a CSS variable: s3 -> #020003, d3 -> #030003."""
+    if colour == "muted":
+        return _MUTED
     return colour if colour.startswith("#") else f"#{ {'s': '02', 'd': '03'}[colour[0]] }00{int(colour[1:]):02x}"
 
 

@@ -21,6 +21,7 @@ from .compare import Band, Group, Stat
 from .evaluations import headlines
 from .kernels import LayerShapes
 from .read import Layer, Run
+from .start import start_of
 
 __all__ = [
     "computes_dense",
@@ -60,9 +61,7 @@ def unit_of_speed(run: Run) -> str:
 
 def computes_dense(run: Run) -> bool:
     """Whether the method of the run is the dense baseline, whose masks are only watched."""
-    sparsity = run.info["config"].get("sparsity")
-    method = sparsity.get("method") if isinstance(sparsity, dict) else None
-    name = method.get("kind") if isinstance(method, dict) else method
+    name = run.method.get("kind")
     return str(name).lower() == "dense"
 
 
@@ -163,6 +162,7 @@ def _run(run: Run, label: str, metrics: Sequence[str], names: Mapping[Path, str]
         "images_per_second": speed(run),
         "final": {metric: curves.final(run, metric) for metric in metrics},
         "best": {metric: curves.best(run, metric) for metric in metrics},
+        "sparse_from": 0 if (start := start_of(run)) is None else start.until,
         "sad": total_sad(run),
         "sad_by_layer": curves.sad_by_layer(run),
         "flip_rate": mean_flip_rate(run),

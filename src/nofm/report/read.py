@@ -120,6 +120,13 @@ class Run:
     def seed(self) -> int:
         return int(self.info["seed"])
 
+    @property
+    def method(self) -> Mapping[str, Any]:
+        """The options of its method and, as "kind", its name."""
+        sparsity = self.info["config"].get("sparsity")
+        method = sparsity.get("method") if isinstance(sparsity, dict) else None
+        return method if isinstance(method, dict) else {"kind": method}
+
     def evaluated(self, name: str, metric: str) -> float | None:
         """A metric of an evaluation, where it has that."""
         found = named(self.evaluations, name)

@@ -10,13 +10,14 @@ from typing import Any
 from . import curves
 from .compare import Band, Group, Stat
 from .evaluations import headlines
-from .figures import SERIES, Line, Picture, depth_colour, series_colour, strip
+from .figures import SERIES, Line, Mark, Picture, depth_colour, series_colour, strip
 from .figures import curves as draw
 from .numbers import computes_dense, cost_of, mean_flip_rate, total_sad
 from .read import Run
+from .start import start_of
 from .units import NONE, Unit, big, duration, plus_minus, rate, unit_of_evaluation
 
-__all__ = ["KEPT", "comparison", "evaluated_cell", "focus", "head", "kept_share", "learning", "movement"]
+__all__ = ["KEPT", "comparison", "evaluated_cell", "focus", "head", "kept_share", "learning", "movement", "starts"]
 
 Units = Mapping[str, Unit]
 
@@ -65,10 +66,12 @@ def _lead(groups: Sequence[Group], metrics: Sequence[str]) -> tuple[Group, Group
 def _metric_tiles(lead: Group, baseline: Group | None, metrics: Sequence[str], units: Units) -> list[dict[str, str]]:
     if not metrics:
         return []
-    metric, unit = metrics[0], units[metrics[0]]
+    metric, unit, start = metrics[0], units[metrics[0]], start_of(lead.runs[0])
     found = lead.stat(partial(curves.final, metric=metric))
     if found is None:
-        return [_tile(f"{unit.words} so far", unit.number(curves.final(lead.runs[0], metric)), unit.unit, "the run has not finished")]
+        run = lead.runs[0]
+        below = "the run has not finished" + (f": {start.words}" if start is not None and run.last_step < start.until else "")
+        return [_tile(f"{unit.words} so far", unit.number(curves.final(run, metric)), unit.unit, below)]
     spread = f"± {unit.number(found.spread)} over {found.n} seeds" if found.spread is not None else "one seed, so no spread"
     tiles = [_tile(f"final {unit.words}", unit.number(found.mean), unit.unit, spread)]
     dense = baseline.stat(partial(curves.final, metric=metric)) if baseline else None
@@ -81,7 +84,8 @@ def _metric_tiles(lead: Group, baseline: Group | None, metrics: Sequence[str], u
     tops = [v for run in lead.runs if (v := curves.best(run, metric)) is not None]
     if tops:
         top = max(tops) if curves.higher_is_better(metric) else min(tops)
-        tiles.append(_tile(f"best {unit.words}", unit.number(top), unit.unit, "of any evaluation, any seed"))
+        since = "" if start is None else f" from step {start.until:,} on"
+        tiles.append(_tile(f"best {unit.words}", unit.number(top), unit.unit, f"of any evaluation{since}, any seed"))
     return tiles
 
 
@@ -124,7 +128,13 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
     ]
     averaged = any(curves.averages(run) for group in groups for run in group.runs)
     header = ["configuration", *(name for name, _ in columns)]
-    return {"header": header, "rows": rows, "picture": _run_by_run(groups, metrics, units), "averaged": averaged}
+    picture = _run_by_run(groups, metrics, units)
+    return {"header": header, "rows": rows, "picture": picture, "averaged": averaged, "starts": starts(groups)}
+
+
+def starts(groups: Sequence[Group]) -> list[str]:
+    """What is different before the networks of a group are as sparse as in the end, for each group where something is."""
+    return [f"{group.label}: {start.words}" for group in groups if (start := start_of(group.runs[0])) is not None]
 
 
 def kept_share(of: str, group: Group) -> str:
@@ -183,6 +193,20 @@ def _run_by_run(groups: Sequence[Group], metrics: Sequence[str], units: Units) -
 # ---- curves ----
 
 
+def _marks(groups: Sequence[Group]) -> list[Mark]:
+    """Where the starts of these groups end; those that end at the same step share a mark."""
+    ends: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        if (start := start_of(group.runs[0])) is not None:
+            ends.setdefault(start.until, []).append(index)
+    marks = []
+    for step, own in ends.items():
+        whose = f"{', '.join(groups[i].label for i in own)}: " if len(groups) > 1 else ""
+        colour = series_colour(own[0]) if len(own) == 1 < len(groups) else "muted"
+        marks.append(Mark(f"{whose}as sparse as in the end from step {step:,} on", step, colour))
+    return marks
+
+
 def _lines(groups: Sequence[Group], curve: Callable[[Run], curves.Curve], suffix: str = "", dash: int = 0) -> list[Line]:
     bands = [(index, group, group.band(curve)) for index, group in enumerate(groups)]
     return [Line(group.label + suffix, band, series_colour(i), (i // SERIES + i + dash) % 4) for i, group, band in bands if band.steps]
@@ -199,7 +223,7 @@ def _evaluated(groups: Sequence[Group], metric: str) -> list[Line]:
 
 def learning(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> list[Picture]:
     """Every metric of the evaluations, then the training loss."""
-    pictures = []
+    pictures, marks = [], _marks(groups)
     for metric in metrics:
         unit, loss = units[metric], metric.endswith("loss")
         lines = _evaluated(groups, metric)
@@ -207,9 +231,10 @@ def learning(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> l
         limits = None if loss else focus([line.band for line in lines], curves.higher_is_better(metric))
         caption = "On held-out data." + ("" if limits is None else " The first steps lie outside the axis.") + " Logarithmic axis." * loss
         most = 100.0 if unit.unit == "%" else math.inf
-        pictures.append(draw(title, unit.axis, lines, caption, log=loss, limits=limits, most=most))
+        pictures.append(draw(title, unit.axis, lines, caption, log=loss, limits=limits, most=most, marks=marks))
     if trained := _lines(groups, curves.train):
-        pictures.append(draw("Training loss", "loss (unitless)", trained, "Means over the log interval. Logarithmic axis.", log=True))
+        caption = "Means over the log interval. Logarithmic axis."
+        pictures.append(draw("Training loss", "loss (unitless)", trained, caption, log=True, marks=marks))
     return pictures
 
 
@@ -232,14 +257,15 @@ def focus(bands: Sequence[Band], higher_is_better: bool) -> tuple[float, float] 
 
 def movement(groups: Sequence[Group]) -> dict[str, list[Picture]]:
     """SAD and flip rate of all layers, and of each layer, one picture a group on the same axis."""
-    total, layers = [], []
+    total, layers, marks = [], [], _marks(groups)
     if added := _lines(groups, curves.sad):
-        total.append(draw("SAD, all layers", "SAD since the start (weights)", added, "Added up from record to record."))
+        total.append(draw("SAD, all layers", "SAD since the start (weights)", added, "Added up from record to record.", marks=marks))
         caption = (
             "Weights that enter or leave a mask in a step. Logarithmic axis: a line breaks where nothing flips, and bands that reach zero "
             "are not drawn."
         )
-        total.append(draw("Flip rate", "flips (% of weights a step)", _lines(groups, curves.flip_rate), caption, scale=100, log=True))
+        flips = _lines(groups, curves.flip_rate)
+        total.append(draw("Flip rate", "flips (% of weights a step)", flips, caption, scale=100, log=True, marks=marks))
     by_group = [(group, _layer_lines(group)) for group in groups]
     values = [100 * s.mean for _, lines in by_group for line in lines for s in line.band.stats if s.mean > 0]
     limits = (min(values) / 1.3, max(values) * 1.3) if values else None
@@ -247,7 +273,8 @@ def movement(groups: Sequence[Group]) -> dict[str, list[Picture]]:
         if lines:
             title = "SAD by layer" + (f": {group.label}" if len(groups) > 1 else "")
             caption = f"From the first to the last of {len(lines)} layers." if len(lines) > 12 else ""
-            layers.append(draw(title, "SAD (% of the layer's weights a step)", lines, caption, scale=100, log=True, limits=limits))
+            y = "SAD (% of the layer's weights a step)"
+            layers.append(draw(title, y, lines, caption, scale=100, log=True, limits=limits, marks=_marks([group])))
     return {"total": total, "layers": layers}
 
 

@@ -12,7 +12,7 @@ from .evaluations import headlines
 from .notices import about_comparing
 from .numbers import total_sad
 from .read import load
-from .sections import KEPT, evaluated_cell, kept_share
+from .sections import KEPT, evaluated_cell, kept_share, starts
 from .units import NONE, plus_minus, unit_of, unit_of_evaluation
 
 __all__ = ["table"]
@@ -41,4 +41,5 @@ def table(runs: Sequence[Path | str]) -> str:
         lines.append("mean ± standard deviation over seeds")
     if any(curves.averages(run) for group in groups for run in group.runs):
         lines.append("final metrics are of the moving average of the weights, where a run has one")
+    lines += starts(groups)
     return "\n".join([*lines, *(f"note: {sentence}" for sentence in about_comparing(groups))])

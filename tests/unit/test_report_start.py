@@ -1,0 +1,170 @@
+"""A run whose network is not as sparse from the first step on as it is in the end: where that start ends is told, and no evaluation before
+it is the best of the sparse network."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+import torch
+from test_pictures_fit import assert_readable
+from test_report_numbers import EVENTS, write_run
+from torch import nn
+
+import nofm
+from nofm.report import curves, picture, table, write_report
+from nofm.report.compare import group_runs
+from nofm.report.read import load
+from nofm.report.start import Start, start_of
+
+SCORES = {10: 70.0, 20: 90.0, 30: 60.0, 40: 80.0}  # the best is of step 20
+
+
+def started(folder: Path, events: int = 4, epochs: float | None = None, **method: Any) -> Path:
+    """A run of 40 steps with an evaluation every ten; of an epoch with five steps."""
+    rows: list[dict[str, Any]] = [{"event": "start", "step": 0, "resumed_from": None}]
+    for step, score in list(SCORES.items())[:events]:
+        rows.append({**EVENTS[1], "step": step, "epoch": step / 5})
+        rows.append({**EVENTS[2], "step": step, "since": step - 10})
+        rows.append({"event": "eval", "step": step, "metrics": {"accuracy": score}, "ema": False, "epoch": step / 5})
+    if events == len(SCORES):
+        rows.append({"event": "end", "step": 40, "metrics": {"accuracy": 80.0}, "seconds": 1.0})
+    return write_run(folder, rows, config={"sparsity": {"method": method}, "engine": {"epochs": epochs}})
+
+
+STARTS: dict[str, tuple[dict[str, Any], Start | None, str]] = {
+    "none": ({"kind": "srste", "begin_at": None, "ramp_at": None}, None, ""),
+    "of no length": ({"kind": "srste", "begin_at": 0.0}, None, ""),
+    "a dense network": ({"kind": "dense"}, None, ""),
+    "an unknown sparsity": ({"kind": "str", "initial": -5.0}, None, ""),
+    "dense": ({"kind": "srste", "begin_at": 30.0, "ramp_at": None}, Start(30, 30), "dense up to step 30"),
+    "gradual": ({"kind": "srste", "begin_at": 30.0, "ramp_at": 0.0}, Start(0, 30), "with fewer and fewer weights up to step 30"),
+    "both": (
+        {"kind": "srste", "begin_at": 30.0, "ramp_at": 10.0},
+        Start(10, 30),
+        "dense up to step 10, with fewer and fewer weights up to step 30",
+    ),
+    "ASP": ({"kind": "asp", "prune_at": 30.0}, Start(30, 30), "dense up to step 30"),
+    "GMP": ({"kind": "gmp", "begin_at": None, "end_at": 25}, Start(0, 25), "with fewer and fewer weights up to step 25"),
+    "lottery": (
+        {"kind": "lottery", "every": 20.0, "rounds": 2, "rewind_to": 5.0},
+        Start(20, 35),
+        "dense up to step 20, with fewer and fewer weights up to step 35",
+    ),
+    "in epochs": ({"kind": "srste", "begin_at": 4.5, "epochs": 8.0}, Start(22, 22), "dense up to step 22"),  # as round(4.5 * 5) is
+}
+
+
+@pytest.mark.parametrize(("method", "start", "words"), STARTS.values(), ids=STARTS)
+def test_where_a_start_ends(method, start, words, tmp_path):
+    run = load(started(tmp_path / "run", **method))
+    assert start_of(run) == start
+    assert start is None or start.words == words
+    late = [score for step, score in SCORES.items() if step >= (start.until if start else 0)]
+    assert curves.best(run, "accuracy") == max(late)
+
+
+METHODS: dict[str, tuple[nofm.methods.Method, str]] = {
+    "dense": (nofm.SRSTE(begin_at=4), "1:8"),
+    "gradual": (nofm.SRSTE(begin_at=4, ramp_at=1), "1:8"),
+    "asp": (nofm.ASP(prune_at=3), "1:8"),
+    "gmp": (nofm.GMP(begin_at=1, end_at=5, every=2), "1:1"),
+    "lottery": (nofm.LotteryTicket(rounds=2, every=3, rewind_to=1), "1:1"),
+    "lottery, as many rounds as usual": (nofm.LotteryTicket(every=1), "1:1"),
+    "none": (nofm.SRSTE(), "1:8"),
+    "rigl": (nofm.RigL(end_at=4, every=2), "1:1"),
+}
+
+
+@pytest.mark.parametrize(("method", "pattern"), METHODS.values(), ids=METHODS)
+def test_the_methods_themselves_come_to_their_sparsity_there(method, pattern, tmp_path):
+    """Each trains, and what its layer computes with is counted after every step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8, bias=False))
+    nofm.sparsify_(model, {"0": pattern})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nofm.attach(method, model, optimizer)
+    (site,) = nofm.sites(model)
+    kept = [int(site.seen().count_nonzero())]
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(4, 16)).square().sum().backward()
+        optimizer.step()
+        kept.append(int(site.seen().count_nonzero()))
+    begin = next(step for step, count in enumerate(kept) if count <= kept[-1])
+    kind = next(name for name, row in nofm.METHODS.items() if row.method is type(method))
+    usual = {field.name: field.default for field in dataclasses.fields(method)}
+    given = {name: None if value == usual[name] else value for name, value in dataclasses.asdict(method).items()}
+    start = start_of(load(started(tmp_path / "run", kind=kind, **given)))
+    assert (0 if start is None else start.until) == begin
+
+
+def test_the_page_marks_the_end_of_a_start(tmp_path):
+    methods = {
+        "plain": {"kind": "srste"},
+        "dense": {"kind": "srste", "begin_at": 30.0},
+        "ramp": {"kind": "srste", "begin_at": 30.0, "ramp_at": 5.0},
+    }
+    folders = [started(tmp_path / name, **{"begin_at": None, "ramp_at": None, **method}) for name, method in methods.items()]
+    page = write_report(folders, tmp_path / "all.html")
+    text = re.sub(r"\s+", " ", page.read_text())
+    words = "begin_at=30: dense up to step 30; begin_at=30 ramp_at=5: dense up to step 5, with fewer and fewer weights up to step 30."
+    assert words in text
+    mark = "begin_at=30, begin_at=30 ramp_at=5: as sparse as in the end from step 30 on</li>"
+    assert text.count(mark) == 4, "both in accuracy, loss, SAD and flip rate"
+    assert text.count('tick" style="color: var(--muted)"></span>as sparse as in the end from step 30 on</li>') == 2, "and each by layer"
+    assert [run["sparse_from"] for run in json.loads(page.with_suffix(".json").read_text())["runs"]] == [0, 30, 30]
+    assert [row["best/accuracy"] for row in csv.DictReader(page.with_suffix(".csv").open())] == ["90.0", "80.0", "80.0"]
+    assert table(folders).splitlines()[-2:] == words.removesuffix(".").split("; ")
+
+
+def drawn_at(svg: str) -> list[str]:
+    """The dotted lines from top to bottom, as the places where they stand."""
+    found = re.findall(r'd="M (\S+) \S+ L (\S+) \S+ ?"[^>]*stroke: var\(--muted\)', svg.replace("\n", " "))
+    return [x for x, other in found if x == other]
+
+
+def test_a_mark_stands_at_its_step(tmp_path):
+    for name, begin in (("late", 30.0), ("early", 10.0), ("none", None)):
+        page = write_report([started(tmp_path / name, kind="srste", begin_at=begin)], tmp_path / f"{name}.html").read_text()
+        svgs = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+        places = [place for svg in svgs for place in drawn_at(svg)]
+        assert len(places) == (0 if begin is None else 5)
+        if begin is not None:
+            left, width = 0.118 * 400, 0.845 * 400
+            assert min(map(float, places)) == pytest.approx(left + width * begin / (40 * 1.02), abs=0.5)
+
+
+def test_the_tile_says_which_evaluations_count(tmp_path):
+    page = write_report([started(tmp_path / "run", kind="asp", prune_at=30.0)], tmp_path / "page.html").read_text()
+    assert '80.00<small>%</small></dd><dd class="below">of any evaluation from step 30 on, any seed' in page
+    plain = write_report([started(tmp_path / "plain", kind="ste")], tmp_path / "plain.html").read_text()
+    assert '90.00<small>%</small></dd><dd class="below">of any evaluation, any seed' in plain
+    assert "as sparse as in the end" not in plain
+
+
+@pytest.mark.parametrize(("events", "below"), [(2, "the run has not finished: dense up to step 30"), (3, "the run has not finished")])
+def test_a_run_that_is_still_in_its_start_says_so(events, below, tmp_path):
+    run = started(tmp_path / "run", events, kind="srste", begin_at=30.0)
+    assert f'<dd class="below">{below}</dd>' in write_report([run], tmp_path / "page.html").read_text()
+    assert curves.best(load(run), "accuracy") == (None if events == 2 else 60.0)
+
+
+def test_the_picture_marks_the_end_of_each_start(tmp_path):
+    runs = [load(started(tmp_path / str(begin), kind="srste", begin_at=begin)) for begin in (None, 20.0, 30.0)]
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure = picture.figure_of(group_runs(runs))
+        assert_readable(figure)
+    for axes in figure.axes:
+        upright = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":" and len(line.get_xdata())]
+        assert upright == [20, 30]
+    said = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert said[-1] == "from here on as sparse as in the end"
+    plain = picture.figure_of(group_runs(runs[:1]))
+    assert [len(axes.get_legend().get_texts()) for axes in plain.axes] == [1, 1]
