@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -15,7 +18,7 @@ from nofm.report import picture, study_figure
 from nofm.report.compare import group_runs
 from nofm.report.measures import MEASURES
 from nofm.report.read import Run, load
-from nofm.report.study import measured
+from nofm.report.study import Measured, measured
 from nofm.report.study_curves import curves_of
 
 METHODS = ("dense", "srste", "ste", "asp", "gmp")
@@ -72,6 +75,53 @@ def rows(runs: dict[str, Run]) -> dict[str, Any]:
 
 def test_the_figure_of_a_study(runs):
     assert_readable(study_figure.figure_of("A study", MEASURES["classification"], rows(runs)))
+
+
+def many(kept: float = 1.0, spread: float = math.inf) -> dict[str, Any]:
+    """Thirteen rows of two methods, of one to three runs, that keep this share of their weights or some less."""
+    run = Measured("", 0, "1", "accuracy", 0.0, 0.0, kept, 100, None, 60.0, None, None, "2", "a gpu")
+    found = {}
+    for number in range(13):
+        name = f"{('GMP', 'a row of a rather long name, RigL')[number % 2]} {number} %"
+        ends = [replace(run, seed=seed, score=80 + (7 * number) % 13 + seed / 4, sad=number + seed / 9) for seed in range(1 + number % 3)]
+        found[name] = ([], [replace(end, kept=kept * (1 - number % 3 / spread)) for end in ends])
+    return found
+
+
+METHODS_OF_MANY = {label: "gmp" if label.startswith("GMP") else "rigl" for label in many()}
+
+
+@pytest.mark.parametrize("kept", [(1.0, math.inf), (0.25, 3), (0.0625, 90)], ids=["as many", "from 8 to 25 %", "about 6 %"])
+@pytest.mark.parametrize("task", ["classification", "flow"])
+def test_more_rows_than_lines_can_be_told_apart_are_dots_in_order(task, kept):
+    measure, rows = MEASURES[task], many(*kept)
+    figure = study_figure.figure_of("A study of many rows: a recipe", measure, rows, (), METHODS_OF_MANY)
+    assert_readable(figure)
+    score, changes, share = figure.axes
+    means = {label: fmean(run.score for run in runs) for label, (_, runs) in rows.items()}
+    order = [label.get_text() for label in score.get_yticklabels()]
+    assert order == sorted(means, key=means.__getitem__, reverse=task == "classification")
+    assert [text.get_text() for text in changes.get_yticklabels() if text.get_visible()] == []
+    for axes, value in ((score, lambda run: run.score), (changes, lambda run: run.sad), (share, lambda run: 100 * run.kept)):
+        dots, bars = axes.lines[::2], axes.lines[1::2]
+        assert [list(line.get_xdata()) for line in dots] == [list(map(value, rows[label][1])) for label in order]
+        assert [line.get_xdata()[0] for line in bars] == [pytest.approx(fmean(map(value, rows[label][1]))) for label in order]
+        assert [set(line.get_ydata()) for line in dots] == [{place} for place in range(13)]
+        assert len({line.get_color() for line in dots}) == 2, "one for each method"
+    low, high = share.get_xlim()
+    assert [tick for tick in share.get_xticks() if low <= tick <= high], "a scale without a number says nothing"
+
+
+def test_masks_that_cannot_be_compared_have_no_dots():
+    alone = next(iter(METHODS_OF_MANY))
+    score, changes, share = study_figure.figure_of("A study", MEASURES["flow"], many(), {alone}).axes
+    place = [text.get_text() for text in score.get_yticklabels()].index(alone)
+    assert [len(axes.lines[2 * place].get_xdata()) for axes in (score, changes, share)] == [1, 0, 1]
+
+
+def test_twelve_rows_are_lines():
+    few = dict(list(many().items())[:12])
+    assert [axes.get_title() for axes in study_figure.figure_of("A study", MEASURES["flow"], few).axes][1] == "Mask movement"
 
 
 LABELS = {  # and their methods

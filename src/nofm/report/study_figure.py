@@ -1,18 +1,23 @@
-"""The picture of a study: the score over epochs, mask movement over epochs, and where every run ended."""
+"""The picture of a study: the score over epochs, mask movement over epochs, and where every run ended.
+
+Of more rows than a reader can follow as lines, how they ended only: a line of dots for each, the best first.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
 from .compare import band, stretches, thin_band
 from .curves import Curve
-from .figures import log_ticks
+from .figures import log_ticks, plain
 from .files import write_whole
 from .measures import Measure
 from .study import Measured
@@ -21,6 +26,7 @@ from .study_curves import Curves
 __all__ = ["COLOURS", "draw", "figure_of", "write_png"]
 
 _POINTS = 200
+_MOST_LINES = 12  # that can be told apart where they cross; table 1 has eleven
 _LINES = ("-", "--", ":", "-.")
 # In every figure, whatever the order of its rows: the paper's method is solid, and what it is held against, STE, dashed.
 _METHOD_LINES = {"srste": "-", "ste": "--"}
@@ -60,6 +66,8 @@ def figure_of(
     """The picture as matplotlib has it."""
     from matplotlib.figure import Figure
 
+    if len(rows) > _MOST_LINES:
+        return _ends(title, measure, {label: numbers for label, (_, numbers) in rows.items()}, alone, methods)
     figure: Any = Figure(figsize=(15, max(4.2, 0.24 * len(rows) + 1.6)), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
     figure.suptitle(title)
@@ -88,6 +96,39 @@ def figure_of(
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _ends(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], alone: Container[str], methods: Mapping[str, str]) -> Any:
+    """How the runs of each row ended, a line of dots for each: score, mask changes, weights kept. Rows of one method share a colour."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    # What is shown, of all rows or of those whose masks can be compared.
+    columns: list[tuple[str, Callable[[Measured], float], Container[str]]] = [
+        (f"{measure.words}, at the end", lambda run: measure.factor * run.score, ()),
+        ("mask changes per weight, whole run", lambda run: run.sad, alone),
+        ("weights kept in sparse layers (%)", lambda run: 100 * run.kept, ()),
+    ]
+    order = sorted(rows, key=lambda label: fmean(run.score for run in rows[label]), reverse=measure.higher)
+    method = {label: methods.get(label, label) for label in rows}
+    colours = dict(zip(dict.fromkeys(method.values()), cycle(COLOURS), strict=False)) | {"dense": "#555555"}
+    figure: Any = Figure(figsize=(15, 0.26 * len(rows) + 1.6), layout="constrained")
+    figure.suptitle(f"{title}\nEvery run (dots) and the mean (bar), the best row first")
+    for axes, (words, value, without) in zip(figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1)), columns, strict=True):
+        for place, label in enumerate(order):
+            found = [value(run) for run in rows[label] if label not in without]
+            axes.plot(found, [place] * len(found), "o", color=colours[method[label]], alpha=0.5, markersize=5)
+            axes.plot([fmean(found)] if found else [], [place] if found else [], "|", color="black", markersize=12)
+        axes.set(xlabel=words, yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    _, changes, kept = figure.axes
+    changes.set_xlim(left=0)
+    kept.set_xscale("log")  # 5 % and 6 % are as far apart as 50 and 60
+    kept.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    kept.xaxis.set_minor_locator(NullLocator())
+    kept.xaxis.set_major_formatter(FuncFormatter(plain))
     return figure
 
 
