@@ -29,7 +29,7 @@ class Start:
 
 def start_of(run: Run) -> Start | None:
     """None where a network is as sparse at once as it will be, is dense throughout, or where nobody knew it when the run began: the
-    thresholds of STR open as they learn."""
+    thresholds of STR open as they learn. The batches that SNIP measures by are no start, since no sparse weight moves in them."""
     make = _STARTS.get(str(run.method.get("kind")).lower())
     start = None if make is None else make(run)
     return None if start is None or start.until <= 0 else start
