@@ -112,6 +112,21 @@ def test_more_rows_than_lines_can_be_told_apart_are_dots_in_order(task, kept):
     assert [tick for tick in share.get_xticks() if low <= tick <= high], "a scale without a number says nothing"
 
 
+def test_dots_of_twelve_methods_have_twelve_colours():
+    rows = many()
+    methods = {label: f"method {number}" if number < 12 else "dense" for number, label in enumerate(rows)}
+    score = study_figure.figure_of("A study", MEASURES["flow"], rows, (), methods).axes[0]
+    assert len({line.get_color() for line in score.lines[::2]}) == 13
+
+
+def test_dots_of_one_method_have_a_colour_for_each_pattern():
+    rows = {f"{('1:16', '1:4')[number % 2]}, change {number}": runs for number, runs in enumerate(many().values())}
+    score = study_figure.figure_of("A study", MEASURES["flow"], rows, (), dict.fromkeys(rows, "srste")).axes[0]
+    patterns = [text.get_text().split(",")[0] for text in score.get_yticklabels()]
+    colours = [line.get_color() for line in score.lines[::2]]
+    assert len(set(colours)) == 2 == len(set(zip(patterns, colours, strict=True)))
+
+
 def test_masks_that_cannot_be_compared_have_no_dots():
     alone = next(iter(METHODS_OF_MANY))
     score, changes, share = study_figure.figure_of("A study", MEASURES["flow"], many(), {alone}).axes

@@ -23,7 +23,7 @@ from .measures import Measure
 from .study import Measured
 from .study_curves import Curves
 
-__all__ = ["COLOURS", "draw", "figure_of", "write_png"]
+__all__ = ["MANY_COLOURS", "draw", "figure_of", "write_png"]
 
 _POINTS = 200
 _MOST_LINES = 12  # that can be told apart where they cross; table 1 has eleven
@@ -31,6 +31,7 @@ _LINES = ("-", "--", ":", "-.")
 # In every figure, whatever the order of its rows: the paper's method is solid, and what it is held against, STE, dashed.
 _METHOD_LINES = {"srste": "-", "ste": "--"}
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
+MANY_COLOURS = (*COLOURS, "#1f1f1f", "#8c1c59", "#00646e")  # where nothing but colours tells methods apart; table 3 has twelve of them
 
 
 def draw(
@@ -100,7 +101,8 @@ def figure_of(
 
 
 def _ends(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], alone: Container[str], methods: Mapping[str, str]) -> Any:
-    """How the runs of each row ended, a line of dots for each: score, mask changes, weights kept. Rows of one method share a colour."""
+    """How the runs of each row ended, a line of dots for each: score, mask changes, weights kept. Rows of one method share a colour, or
+    rows of one pattern where all are of one method."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -111,14 +113,16 @@ def _ends(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], 
         ("weights kept in sparse layers (%)", lambda run: 100 * run.kept, ()),
     ]
     order = sorted(rows, key=lambda label: fmean(run.score for run in rows[label]), reverse=measure.higher)
-    method = {label: methods.get(label, label) for label in rows}
-    colours = dict(zip(dict.fromkeys(method.values()), cycle(COLOURS), strict=False)) | {"dense": "#555555"}
+    subject = {label: methods.get(label, label) for label in rows}
+    if len(set(subject.values()) - {"dense"}) == 1:
+        subject = {label: name if name == "dense" else _pattern_of(label) for label, name in subject.items()}
+    colours = dict(zip(dict.fromkeys(subject.values()), cycle(MANY_COLOURS), strict=False)) | {"dense": "#555555"}
     figure: Any = Figure(figsize=(15, 0.26 * len(rows) + 1.6), layout="constrained")
     figure.suptitle(f"{title}\nEvery run (dots) and the mean (bar), the best row first")
     for axes, (words, value, without) in zip(figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1)), columns, strict=True):
         for place, label in enumerate(order):
             found = [value(run) for run in rows[label] if label not in without]
-            axes.plot(found, [place] * len(found), "o", color=colours[method[label]], alpha=0.5, markersize=5)
+            axes.plot(found, [place] * len(found), "o", color=colours[subject[label]], alpha=0.5, markersize=5)
             axes.plot([fmean(found)] if found else [], [place] if found else [], "|", color="black", markersize=12)
         axes.set(xlabel=words, yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
         axes.grid(alpha=0.3)
@@ -132,10 +136,15 @@ def _ends(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], 
     return figure
 
 
+def _pattern_of(label: str) -> str:
+    """The N:M that a row's name speaks of; the name itself where it speaks of none."""
+    return found[0] if (found := re.search(r"\d+:\d+", label)) else label
+
+
 def _styles(labels: Iterable[str], methods: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """A colour and a kind of line for each row, no two alike up to forty. Two rows of one pattern share a colour, so that
     it is methods that the lines tell apart."""
-    pattern = {label: found[0] if (found := re.search(r"\d+:\d+", label)) else label for label in labels}
+    pattern = {label: _pattern_of(label) for label in labels}
     pairs = all(count <= 2 for count in Counter(pattern.values()).values())
     subject = pattern if pairs else {label: label for label in pattern}
     place = {name: number for number, name in enumerate(dict.fromkeys(subject.values()))}

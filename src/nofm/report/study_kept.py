@@ -12,12 +12,11 @@ from typing import Any
 from .compare import Stat, stat
 from .measures import Measure
 from .study import Measured
-from .study_figure import COLOURS, write_png
+from .study_figure import MANY_COLOURS, write_png
 
 __all__ = ["Point", "draw_kept", "figure_of", "lines_of"]
 
-_COLOURS = (*COLOURS, "#1f1f1f")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")  # one fewer than colours: pairs of the two come again after 110 lines
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")  # ten, and thirteen colours: pairs of the two come again after 130 lines
 _SPARSITY = re.compile(r",? exponent [\d.]+$| \d+:\d+$| [\d.]+ %$")  # the end of a row's name: STR's exponent, 2:8 or 95 %
 
 
@@ -52,7 +51,7 @@ def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
     axes = figure.subplots()
     lines = lines_of(rows)
     for number, (name, points) in enumerate(lines.items()):
-        colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        colour, marker = MANY_COLOURS[number % len(MANY_COLOURS)], _MARKERS[number % len(_MARKERS)]
         kept, scores = [100 * point.kept for point in points], [measure.factor * point.score.mean for point in points]
         spreads = [measure.factor * (point.score.spread or 0.0) for point in points]
         axes.errorbar(kept, scores, yerr=spreads, label=name, color=colour, marker=marker, markersize=5, linestyle="none", capsize=2)
