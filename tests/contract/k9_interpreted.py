@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, jvp
 
 import nofm
 from nofm import bulk
@@ -237,6 +239,31 @@ def compile_one_node_a_layer(in_order: bool) -> None:
     print("compared compiled")
 
 
+def compile_forward_derivatives() -> None:
+    """Of pruned weights too, as without a compiler; inside compiled code, of a gradient there, and of dual tensors."""
+    model = nn.Sequential(nn.Linear(16, 8, bias=False))
+    nofm.sparsify_(model, "2:8", preset="all")
+    x, weight, direction = torch.randn(4, 16), model[0].weight.detach().clone(), torch.randn(8, 16)
+
+    def outputs(own: Tensor) -> Tensor:
+        return functional_call(model, {"0.weight": own}, (x,))
+
+    def forward(own: Tensor, towards: Tensor) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = jvp(outputs, (own,), (towards,))
+        return result
+
+    torch._dynamo.reset()
+    found = torch.compile(forward, backend="eager", fullgraph=True)(weight, direction)
+    torch.testing.assert_close(found, (outputs(weight), x @ direction.T))
+    second = torch.compile(lambda own: jvp(grad(lambda own: outputs(own).square().sum()), (own,), (direction,))[1], backend="eager")
+    torch.testing.assert_close(second(weight), 2 * (x @ direction.T).T @ x)
+    plain = torch.compile(outputs, backend="eager")
+    torch.testing.assert_close(plain(weight), outputs(weight))  # compiled without derivatives, and the code is not used with them
+    with forward_ad.dual_level():
+        torch.testing.assert_close(forward_ad.unpack_dual(plain(forward_ad.make_dual(weight, direction))).tangent, x @ direction.T)
+    print("compared forward derivatives")
+
+
 def jobs() -> Iterator[Callable[[], None]]:
     """All that is compared."""
     for text in PATTERNS:
@@ -252,6 +279,8 @@ def jobs() -> Iterator[Callable[[], None]]:
     for in_order in (False, True):
         if can_wrap_interpreted_kernels():
             yield partial(compile_one_node_a_layer, in_order)
+    if can_wrap_interpreted_kernels():
+        yield compile_forward_derivatives
 
 
 if __name__ == "__main__":

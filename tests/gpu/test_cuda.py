@@ -242,6 +242,28 @@ def test_compiled_steps_have_no_graph_break_one_compilation_and_the_same_masks()
     assert sum("nofm.masked" in target for target in targets) == len(list(nofm.sites(model))), "each layer by our kernel"
 
 
+def test_forward_derivatives_in_compiled_code_go_straight_through():
+    """As without a compiler; `nofm::masked` itself has none, so compiled code does without it there, and has it beside that."""
+    model = nn.Sequential(nn.Linear(32, 16, bias=False)).cuda()
+    nofm.sparsify_(model, "2:8", preset="all")
+    x, weight, direction = (torch.randn(shape, device="cuda") for shape in ((4, 32), (16, 32), (16, 32)))
+    torch._dynamo.reset()
+    compilations = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+
+    def outputs(own: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, {"0.weight": own}, (x,))
+
+    def both(own: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return *torch.func.jvp(outputs, (own,), (direction,)), outputs(own)
+
+    out, tangent, again = torch.compile(both, backend=compilations, fullgraph=True)(weight)
+    torch.testing.assert_close(tangent, x @ direction.T)
+    torch.testing.assert_close(out, outputs(weight))
+    torch.testing.assert_close(again, outputs(weight))
+    targets = [str(node.target) for node in compilations.graphs[0].graph.nodes]
+    assert sum("nofm.masked" in target for target in targets) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("waits", [True, False], ids=["in step", "host ahead"])
 def test_a_non_finite_weight_is_named_soon_after(dtype, waits):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..masks import Grouping
 from ..patterns import Pattern
@@ -140,11 +141,21 @@ def compiled_masked(weight: Tensor, grouping: Grouping, dtype: torch.dtype) -> T
     exporting: bool = torch.compiler._is_exporting_flag
     if not _operator or not (weight.is_cuda or _INTERPRETING) or grouping.pattern.m > MAX_M_TRITON or exporting:
         return None
+    # An operator of one's own has no forward derivative, and would drop it without a word. The level is looked at for the compiler alone:
+    # code that was compiled without derivatives is then not used where there are some.
+    if _differentiates_forward() or forward_ad._current_level >= 0:
+        return None
     stride = axis_stride(weight, grouping)
     if stride is None:
         return None
     result: Tensor = torch.ops.nofm.masked(weight, grouping.pattern.n, grouping.pattern.m, stride, dtype)
     return result
+
+
+def _differentiates_forward() -> bool:
+    """Whether forward derivatives (`torch.func.jvp`, dual tensors) are being taken where the compiler has come to. It enters their levels
+    as it reads a `jvp`, so a look at the level itself would be taken for one at the beginning of the code, when there was none yet."""
+    return forward_ad._current_level >= 0
 
 
 _operator: list[Any] = []
@@ -180,4 +191,5 @@ def register_operator() -> None:
 
     masked_operator.register_fake(lambda weight, n, m, stride, dtype: torch.empty_like(weight, dtype=dtype))
     masked_operator.register_autograd(backward, setup_context=setup_context)
+    torch.compiler.assume_constant_result(_differentiates_forward)  # marks it: the compiler calls it instead of reading it
     _operator.append(masked_operator)

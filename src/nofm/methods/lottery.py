@@ -34,7 +34,7 @@ class LotteryTicket(Method):
 
     sparsity    share of all sparse weights that is pruned in the end.
     rounds      in how many prunings; each takes the same share p of what is left: (1 - p)^rounds = 1 - sparsity. The papers prune
-                20 % a round, which is 7 rounds for 80 % and 13 for 95 %.
+                20 % a round, which is 7 rounds for 80 % and 13 to 14 for 95 %.
     every       T: steps of the first training. Must be given.
     rewind_to   k: the step to go back to, 0 for the start. Frankle et al. need a few hundred for residual networks.
     allocation  "global" (the papers, for deep networks): the smallest of the whole network. "uniform", "erk": of each layer.
