@@ -91,8 +91,10 @@ TABLE = {
         "--sparsity.method.kind ste --sparsity.method.decay 0.1", "sparsity.method.decay", "has no effect on ste", "belongs to srste"
     ),
     "dense throughout": bad("--sparsity.method.begin_at 400", "--sparsity.method.begin_at 400", "before the end of the run, 400 steps"),
-    "dense start and decay auto": bad(
-        "--sparsity.method.begin_at 40 --sparsity.method.decay auto --sparsity.method.probe 40", "begin_at 40", "no effect with decay auto"
+    "search that a dense start leaves no time for": bad(
+        "--sparsity.method.begin_at 380 --sparsity.method.decay auto --sparsity.method.probe 40",
+        "--sparsity.method.probe 40",
+        "comes after the end of the run, 400 steps",
     ),
     "ramp without an end": bad(
         "--sparsity.method.ramp_at 40", "--sparsity.method.ramp_at 40", "needs a later begin_at, where the pattern is reached"

@@ -170,9 +170,95 @@ def test_it_stays_within_bounds():
     assert met[-1] < 2e-4
 
 
-@pytest.mark.parametrize("saved_at", [30, 90], ids=["in the probe", "after it"])
-def test_a_resumed_run_is_the_run(saved_at):
-    method, data = SRSTE(decay="auto", probe=60), batches(120)
+# ---- after a dense start, and in a gradual one ----
+
+
+@pytest.mark.filterwarnings("ignore:SRSTE begins at step 0")
+def test_after_a_dense_start_it_is_the_search_of_a_run_that_begins_there():
+    data = batches(100)
+    model, whole = network(), network()
+    optimizer, its_optimizer = sgd(model), sgd(whole)
+    handle = nofm.attach(SRSTE(decay="auto", probe=60, begin_at=40), whole, its_optimizer)
+    dense = nofm.attach(nofm.Dense(), model, optimizer)
+    for x in data[:40]:
+        step(model, optimizer, x)
+        step(whole, its_optimizer, x)
+        assert flips.decay_of(handle.memory) == 2e-4, "there is nothing to look at yet"
+    dense.detach()
+    later = nofm.attach(SRSTE(decay="auto", probe=60), model, optimizer)
+    for x in data[40:]:
+        assert not handle.found
+        step(model, optimizer, x)
+        step(whole, its_optimizer, x)
+        assert flips.decay_of(handle.memory) == flips.decay_of(later.memory)
+    assert handle.found == later.found != {"decay": 2e-4}
+
+
+@pytest.mark.parametrize("target", [0.01, 0.3])
+def test_in_a_gradual_start_it_looks_at_the_masks_of_the_time(target):
+    """Which are 3:4 for the first thirty steps."""
+    wide = network()
+    nofm.densify_(wide)
+    nofm.sparsify_(wide, "3:4", preset="all")
+    narrowed = network()
+    optimizers = [sgd(wide), sgd(narrowed)]
+    handles = [
+        nofm.attach(SRSTE(decay="auto", probe=60, target=target), wide, optimizers[0]),
+        nofm.attach(SRSTE(decay="auto", probe=60, target=target, ramp_at=0, begin_at=90), narrowed, optimizers[1]),
+    ]
+    for x in batches(30):
+        for model, optimizer in zip((wide, narrowed), optimizers, strict=True):
+            step(model, optimizer, x)
+        found, expected = (flips.decay_of(handle.memory) for handle in handles)
+        assert found == expected
+    assert found != 2e-4
+
+
+@pytest.mark.parametrize("options", [{"ramp_at": 0, "begin_at": 30}, {"begin_at": 10}, {"ramp_at": 10, "begin_at": 40}], ids=str)
+def test_another_pattern_is_no_flip(options):
+    """Weights that do not move have none, whatever layers compute with."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    handle = nofm.attach(SRSTE(decay="auto", probe=60, **options), model, optimizer)
+    for x in batches(60):
+        step(model, optimizer, x)
+        assert math.isclose(flips.decay_of(handle.memory), 2e-4, rel_tol=1e-5)
+
+
+def test_each_stage_of_a_gradual_start_is_a_search_of_its_own():
+    """At 1:4 the stages are 3:4, 2:4, again 2:4 and 1:4; each goes on with the lambda of the one before."""
+    model, begin_at = network(), 100
+    optimizer, found, looked = sgd(model), {}, {}
+    handle = nofm.attach(SRSTE(decay="auto", probe=20, ramp_at=0, begin_at=begin_at), model, optimizer)
+    for number, x in enumerate(batches(130), start=1):
+        step(model, optimizer, x)
+        found[number] = flips.decay_of(handle.memory)
+        looked[number] = handle.memory.tensors["decay:found"][1].item()
+        assert bool(handle.found) == (number >= 120)
+    moving = {number for number in range(2, 131) if found[number] != found[number - 1]}
+    searched = {number for begin in (0, 34, 67, 100) for number in range(begin + 1, begin + 21)}
+    assert moving <= searched
+    assert len(moving) > 70
+    assert {number: looked[number] for number in (20, 54, 87, 120)} == dict.fromkeys((20, 54, 87, 120), 10), "its own second half"
+
+
+def test_the_host_is_needed_in_the_probe_after_a_start():
+    method = SRSTE(decay="auto", probe=20, begin_at=40)
+    phases = [method.phase(number) for number in range(1, 62)]
+    assert phases == ["dense"] * 39 + [None] * 21 + ["train"]
+    method = SRSTE(decay="auto", probe=8, ramp_at=10, begin_at=40)
+    phases = [method.phase(number) for number in range(1, 50)]
+    narrow = [phase for stage in (1, 2, 3) for phase in (None,) * 8 + (f"narrowing {stage}",) + (None,)]
+    assert phases == ["dense"] * 9 + [None] + narrow + [None] * 8 + ["train"]
+
+
+# ---- resumed ----
+
+
+@pytest.mark.parametrize("start", [{}, {"begin_at": 20}, {"begin_at": 60, "ramp_at": 10}], ids=["at once", "dense start", "gradual start"])
+@pytest.mark.parametrize("saved_at", [15, 30, 90], ids=["early", "in the probe", "after it"])
+def test_a_resumed_run_is_the_run(saved_at, start):
+    method, data = SRSTE(decay="auto", probe=60, **start), batches(120)
     model = network()
     optimizer = sgd(model)
     handle = nofm.attach(method, model, optimizer)

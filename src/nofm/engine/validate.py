@@ -191,8 +191,6 @@ def _pruning(c: RunConfig) -> Complaints:
     for name in ("target", "probe"):
         if m.kind == "srste" and getattr(m, name) is not None and m.decay != "auto":
             yield f"sparsity.method.{name}", "has no effect without sparsity.method.decay auto"
-    if m.kind == "srste" and m.begin_at and m.decay == "auto":
-        yield "sparsity.method.begin_at", "has no effect with decay auto, which looks at masks from the first step on; give one of them"
     if m.decay == "auto" and m.placement == "backward":
         yield "sparsity.method.placement", "must be gradient or decoupled with decay auto, which backward does not know"
     if m.allocation == "global" and m.kind in ("set", "rigl", "snfs", "dsr", "deepr"):
@@ -203,9 +201,9 @@ def _pruning(c: RunConfig) -> Complaints:
         if m.kind == kind and getattr(m, name) is None:
             usual = "" if length is None or kind == "lottery" else f", such as {0.75 * length:g}"
             yield f"sparsity.method.{name}", f"must say when {what}, in {unit}{usual}"
-    last = {"gmp": m.end_at, "lottery": m.every, "srste": m.probe}.get(m.kind)
+    probed = None if m.probe is None else (m.begin_at or 0) + m.probe
+    name, last = {"gmp": ("end_at", m.end_at), "lottery": ("every", m.every), "srste": ("probe", probed)}.get(m.kind, ("", None))
     if last is not None and length is not None and last > length:
-        name = {"gmp": "end_at", "lottery": "every", "srste": "probe"}[m.kind]
         yield f"sparsity.method.{name}", f"comes after the end of the run, {length:g} {unit}"
     if m.kind == "srste" and m.begin_at and length is not None and m.begin_at >= length:
         yield "sparsity.method.begin_at", f"must be before the end of the run, {length:g} {unit}: it would never come to its pattern"
@@ -225,7 +223,7 @@ def _in_vain(c: RunConfig) -> Complaints:
     m, steps = c.sparsity.method, c.engine.steps
     if steps is not None and m.kind in ("set", "rigl", "snfs", "dsr") and (m.every or 100) >= steps:
         yield "sparsity.method.every", f"is {m.every or 100:g} steps, and the run has {steps}: nothing would be rewired; give a smaller one"
-    if steps is not None and m.kind == "srste" and m.decay == "auto" and m.probe is None and steps <= 1000:
+    if steps is not None and m.kind == "srste" and m.decay == "auto" and m.probe is None and steps - (m.begin_at or 0) <= 1000:
         yield "sparsity.method.probe", f"is 1000 steps where nothing is said, and the run has {steps}; give about a tenth of it"
 
 

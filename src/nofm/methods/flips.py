@@ -5,7 +5,9 @@
 The paper (Fig. 4) compares four lambdas by training four times. Hu et al. 2024 (arXiv:2404.01847) see in Transformers that a good one
 brings the flip rate to a fraction, 0.6 to 0.95, of what it is without, and try candidates in the warm-up. Flip rates fall by themselves
 as training goes on and move with the learning rate, so a fraction only means something at the same step. Therefore one run has both:
-in its first `probe` steps the odd outputs of every layer are trained by STE, as a control, and the even ones by SR-STE.
+in its first `probe` steps the odd outputs of every layer are trained by STE, as a control, and the even ones by SR-STE. After a dense
+start these are the first steps with masks. In a gradual one lambda is looked for anew with each of its patterns: the more weights a layer
+keeps, the more it takes to calm it (digits: 0.02 at 8:16, 0.007 at 4:16, 0.0035 at 1:16).
 
     log lambda <- log lambda + 20 / probe * clip(3 * log(r_even / (SHARE * r_odd)), -1, 1)      at each step of the probe
     log lambda <- its mean over the second half of the probe                                    at the last one; then for all outputs
@@ -18,7 +20,7 @@ run is a good one, and a short one finds a large lambda. Its steps are run by th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ from .base import Memory, OwnedWeight, Step
 from .budget import check_share, check_whole
 from .pruning import check_one_optimizer
 
-__all__ = ["PROBE", "SHARE", "check_options", "decay_of", "search", "spare_control_", "watch"]
+__all__ = ["PROBE", "SHARE", "check_options", "decay_of", "look_again", "search", "spare_control_", "watch"]
 
 PROBE = 1000  # steps
 SHARE = 0.6  # of STE's own flip rate
@@ -57,8 +59,15 @@ def watch(sites: Sequence[Site], memory: Memory) -> None:
     memory.tensors["decay"] = torch.tensor(_FIRST, dtype=torch.float64)
     memory.tensors["decay:found"] = torch.zeros(2, dtype=torch.float64)  # sum of log lambda, and over how many steps
     for site in sites:
-        part = ops.mask(shards.local(site.weight.detach()), site.grouping)
+        part = ops.mask(shards.local(site.weight.detach()), site.seen_grouping)
         memory.tensors[f"{site.key}:mask"] = pack(shards.whole_of(part, site.weight))
+
+
+def look_again(weights: Iterable[OwnedWeight], memory: Memory) -> None:
+    """Begin anew, with the lambda that was found: layers have another pattern now. That masks are others for it is no flip."""
+    memory.tensors["decay:found"].zero_()
+    for owned in weights:
+        memory.tensors[f"{owned.site.key}:mask"] = pack(shards.whole_of(owned.mask(), owned.param))
 
 
 def decay_of(memory: Memory) -> float:
@@ -71,8 +80,8 @@ def spare_control_(term: Tensor, owned: OwnedWeight) -> Tensor:
     return term.masked_fill_(~shards.part_of(_even(owned), owned.param), 0.0)
 
 
-def search(step: Step, target: float | None, probe: int) -> None:
-    """Look at the flips of a step of the probe and move lambda."""
+def search(step: Step, number: int, target: float | None, probe: int) -> None:
+    """Look at the flips of step `number` of the probe, from 1, and move lambda."""
     held = step.memory.tensors
     (flips_even, even), (flips_odd, odd) = _flips(step)
     rate, goal = (flips_even / max(even, 1), SHARE * flips_odd / max(odd, 1))
@@ -81,10 +90,10 @@ def search(step: Step, target: float | None, probe: int) -> None:
     one = 1 / (even + odd)  # so that a step without a flip, which small networks have, is no minus infinity
     found = math.log(decay_of(step.memory)) + _REACH / probe * min(1.0, max(-1.0, _STEEP * math.log((rate + one) / (goal + one))))
     found = min(math.log(_MOST), max(math.log(_LEAST), found))
-    if step.number > probe // 2:
+    if number > probe // 2:
         held["decay:found"] += torch.tensor([found, 1.0])
     total, steps = held["decay:found"].tolist()
-    held["decay"].fill_(math.exp(found if step.number < probe else total / steps))
+    held["decay"].fill_(math.exp(found if number < probe else total / steps))
 
 
 def _flips(step: Step) -> list[list[int]]:

@@ -74,6 +74,7 @@ def study(base: RunConfig) -> Study:
             "mixed by ERK, more weight decay": _decaying(mixed, 2),
             "mixed by ERK, dense for half": _started_dense(mixed),
             "mixed by ERK, gradual for half": _narrowed(mixed, 0.5),
+            "mixed by ERK, gradual for half, lambda by flip rate": _narrowed(_mixed(searched, pattern), 0.5),
             "mixed by ERK, dense for half, less weight decay": _decaying(_started_dense(mixed), 0.2),
         }
         name = f"SR-STE {pattern}"
