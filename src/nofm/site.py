@@ -83,6 +83,12 @@ class Site:
         """How many weights are kept: as the pattern says, or fewer where a stored mask has fewer."""
         return kept_weights(self.module, self.param)
 
+    def used(self) -> int:
+        """How many weights the layer computes with now: those that are kept, or more before a method has pruned it."""
+        if self.lens is ste.dense:
+            return self.weight.numel()
+        return self.kept() if self.stored_mask is not None else self.seen_grouping.kept(self.weight.shape)
+
     def mask(self) -> Tensor:
         """The mask of this process's part of the weight as it is now: of the stored mask, or else the N largest of every M."""
         if self.stored_mask is not None:

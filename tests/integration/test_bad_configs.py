@@ -91,6 +91,11 @@ TABLE = {
         "--sparsity.method.kind ste --sparsity.method.decay 0.1", "sparsity.method.decay", "has no effect on ste", "belongs to srste"
     ),
     "dense throughout": bad("--sparsity.method.begin_at 400", "--sparsity.method.begin_at 400", "before the end of the run, 400 steps"),
+    "tickets that are never pruned enough": bad(
+        "--sparsity.pattern 1:1 --sparsity.method.kind lottery --sparsity.method.every 100 --sparsity.method.rounds 6",
+        "--sparsity.method.rounds 6",
+        "the last pruning would be at 600, after the end of the run, 400 steps",
+    ),
     "search that a dense start leaves no time for": bad(
         "--sparsity.method.begin_at 380 --sparsity.method.decay auto --sparsity.method.probe 40",
         "--sparsity.method.probe 40",

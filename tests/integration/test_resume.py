@@ -334,5 +334,8 @@ def test_a_network_of_another_shape_is_refused(noisy, tmp_path):
     config = dataclasses.replace(noisy, model=ModelConfig(name="cnn", width=16))
     train_until(config, tmp_path / "run", "checkpoint")
     wider = dataclasses.replace(config, model=ModelConfig(name="cnn", width=32))
+    before, told = digests(tmp_path / "run"), (tmp_path / "run" / "run.json").read_bytes()
     with pytest.raises(CheckpointError, match=r"conv1.weight has shape \(32, 1, 3, 3\), in the checkpoint \(16, 1, 3, 3\)"):
         train(wider, tmp_path / "run", resume=True, allow_change=True)
+    assert_same(digests(tmp_path / "run"), before)
+    assert (tmp_path / "run" / "run.json").read_bytes() == told

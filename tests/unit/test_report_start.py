@@ -26,13 +26,14 @@ from nofm.report.start import Start, start_of
 SCORES = {10: 70.0, 20: 90.0, 30: 60.0, 40: 80.0}  # the best is of step 20
 
 
-def started(folder: Path, events: int = 4, epochs: float | None = None, **method: Any) -> Path:
-    """A run of 40 steps with an evaluation every ten; of an epoch with five steps."""
+def started(folder: Path, events: int = 4, epochs: float | None = None, used: dict[int, int] | None = None, **method: Any) -> Path:
+    """A run of 40 steps with an evaluation every ten; of an epoch with five steps. It tells the weights `used` at each, or none."""
     rows: list[dict[str, Any]] = [{"event": "start", "step": 0, "resumed_from": None}]
     for step, score in list(SCORES.items())[:events]:
         rows.append({**EVENTS[1], "step": step, "epoch": step / 5})
         rows.append({**EVENTS[2], "step": step, "since": step - 10})
-        rows.append({"event": "eval", "step": step, "metrics": {"accuracy": score}, "ema": False, "epoch": step / 5})
+        told = {} if used is None else {"used": used[step]}
+        rows.append({"event": "eval", "step": step, "metrics": {"accuracy": score}, "ema": False, "epoch": step / 5, **told})
     if events == len(SCORES):
         rows.append({"event": "end", "step": 40, "metrics": {"accuracy": 80.0}, "seconds": 1.0})
     return write_run(folder, rows, config={"sparsity": {"method": method}, "engine": {"epochs": epochs}})
@@ -57,6 +58,8 @@ STARTS: dict[str, tuple[dict[str, Any], Start | None, str]] = {
         Start(20, 35),
         "dense up to step 20, with fewer and fewer weights up to step 35",
     ),
+    "SNIP": ({"kind": "snip", "batches": 30, "epochs": 8.0}, Start(30, 30), "dense up to step 30"),
+    "SNIP, as usual": ({"kind": "snip", "batches": None}, Start(1, 1), "dense up to step 1"),
     "in epochs": ({"kind": "srste", "begin_at": 4.5, "epochs": 8.0}, Start(22, 22), "dense up to step 22"),  # as round(4.5 * 5) is
 }
 
@@ -70,6 +73,30 @@ def test_where_a_start_ends(method, start, words, tmp_path):
     assert curves.best(run, "accuracy") == max(late)
 
 
+def test_what_a_run_tells_counts_more_than_its_configuration(tmp_path):
+    """With fp16 steps may be skipped, which the method does not count, so that its start ends later; STR's sparsity is not configured."""
+    skipped = started(tmp_path / "fp16", kind="srste", begin_at=20.0, used={10: 64, 20: 64, 30: 4, 40: 4})
+    assert curves.best(load(skipped), "accuracy") == 80.0, "not the 90 of step 20, which were dense"
+    thresholds = started(tmp_path / "str", kind="str", used={10: 64, 20: 30, 30: 8, 40: 6})
+    assert curves.best(load(thresholds), "accuracy") == 80.0
+    page = write_report([skipped, thresholds], tmp_path / "page.html")
+    assert [run["sparse_from"] for run in json.loads(page.with_suffix(".json").read_text())["runs"]] == [20, None]
+    assert [row["sparse_from"] for row in csv.DictReader(page.with_suffix(".csv").open())] == ["20", ""]
+    later = started(tmp_path / "start", 2, kind="srste", begin_at=30.0, used={10: 64, 20: 64})
+    assert curves.best(load(later), "accuracy") is None, "it has not come to its sparsity"
+
+
+def test_epochs_are_as_long_as_they_are_in_the_end(tmp_path):
+    """Resumed with twice the batch: ten steps were two epochs, and from then on four."""
+    folder = started(tmp_path / "run", kind="srste", begin_at=6.0, epochs=8.0)
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["step"] <= 10 and "epoch" in line:
+            line["epoch"] /= 2
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert start_of(load(folder)) == Start(30, 30)
+
+
 METHODS: dict[str, tuple[nofm.methods.Method, str]] = {
     "dense": (nofm.SRSTE(begin_at=4), "1:8"),
     "gradual": (nofm.SRSTE(begin_at=4, ramp_at=1), "1:8"),
@@ -78,6 +105,7 @@ METHODS: dict[str, tuple[nofm.methods.Method, str]] = {
     "lottery": (nofm.LotteryTicket(rounds=2, every=3, rewind_to=1), "1:1"),
     "lottery, as many rounds as usual": (nofm.LotteryTicket(every=1), "1:1"),
     "none": (nofm.SRSTE(), "1:8"),
+    "snip": (nofm.SNIP(batches=3), "1:1"),
     "rigl": (nofm.RigL(end_at=4, every=2), "1:1"),
 }
 
@@ -91,12 +119,14 @@ def test_the_methods_themselves_come_to_their_sparsity_there(method, pattern, tm
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     nofm.attach(method, model, optimizer)
     (site,) = nofm.sites(model)
-    kept = [int(site.seen().count_nonzero())]
+    kept, used = [int(site.seen().count_nonzero())], [site.used()]
     for _ in range(10):
         optimizer.zero_grad()
         model(torch.randn(4, 16)).square().sum().backward()
         optimizer.step()
         kept.append(int(site.seen().count_nonzero()))
+        used.append(site.used())
+    assert used == kept or isinstance(method, nofm.RigL), "which begins its new connections at zero"
     begin = next(step for step, count in enumerate(kept) if count <= kept[-1])
     kind = next(name for name, row in nofm.METHODS.items() if row.method is type(method))
     usual = {field.name: field.default for field in dataclasses.fields(method)}

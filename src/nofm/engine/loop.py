@@ -211,10 +211,11 @@ class Trainer:
         tasks = [(self.task, False)] if self.average is None else [(self.task, False), (self.average.task, True)]
         self._settle()
         measured: dict[str, float] = {}
+        used = sum(site.used() for site in sites(self.task.model))  # a report must not take a dense start for the best of a sparse network
         for task, ema in tasks:
             metrics = self._measured(task)
             measured.update({f"ema_{name}": value for name, value in metrics.items()} if ema else metrics)
-            self._event("eval", metrics=metrics, epoch=self.epoch, ema=ema)
+            self._event("eval", metrics=metrics, epoch=self.epoch, ema=ema, used=used)
         self.metrics = measured
         if self.step == self.lengths.total:
             self._show(*tasks[-1])

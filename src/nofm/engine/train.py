@@ -248,20 +248,21 @@ def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) 
                 earlier = folder.earlier_commands(job.command, 0 if state is None else state["progress"]["step"])
             else:
                 _compare_companions(folder, problem_of(config).companions(trainer.loader))
-    if folder is not None:
-        values = to_dict(dataclasses.replace(config, out=str(folder.path)))
-        if fresh or job.allow_change:
-            facts = _facts(config, trainer.task, trainer.world, job.recipe, job.command)
-            facts |= {"earlier": earlier} if earlier else {}
-            for name, data in problem_of(config).companions(trainer.loader).items():
-                folder.write(name, data)
-            folder.write("run.json", json.dumps({**facts, "config": values}, indent=1).encode())
-        folder.sinks += [make_sink(name, folder.path, values) for name in config.engine.track]
+    facts: dict[str, Any] = {}
+    if folder is not None and (fresh or job.allow_change):
+        facts = _facts(config, trainer.task, trainer.world, job.recipe, job.command) | ({"earlier": earlier} if earlier else {})
     if job.resume:
         resumed_from = 0 if not fresh else None
         if state is not None:
             snapshot.restore(trainer, state, allow_change=job.allow_change)
             resumed_from = trainer.step
+    if folder is not None:  # only now: what the state does not fit is refused, and the folder stays as it was
+        values = to_dict(dataclasses.replace(config, out=str(folder.path)))
+        if facts:
+            for name, data in problem_of(config).companions(trainer.loader).items():
+                folder.write(name, data)
+            folder.write("run.json", json.dumps({**facts, "config": values}, indent=1).encode())
+        folder.sinks += [make_sink(name, folder.path, values) for name in config.engine.track]
     return trainer, resumed_from
 
 

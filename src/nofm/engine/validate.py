@@ -214,6 +214,10 @@ def _pruning(c: RunConfig) -> Complaints:
         yield "sparsity.method.ramp_at", "is not in the released code, which placement backward repeats; use placement gradient"
     if m.kind == "gmp" and m.end_at is not None and (m.begin_at or 0) > m.end_at:
         yield "sparsity.method.begin_at", f"must not be above end_at, {m.end_at}"
+    if m.kind == "lottery" and m.every is not None and m.every > (m.rewind_to or 0):
+        pruned = m.every + ((m.rounds or 7) - 1) * (m.every - (m.rewind_to or 0))
+        if length is not None and m.every <= length < pruned:
+            yield "sparsity.method.rounds", f"the last pruning would be at {pruned:g}, after the end of the run, {length:g} {unit}"
     if m.kind == "lottery" and m.every is not None and (m.rewind_to or 0) >= m.every:
         yield "sparsity.method.rewind_to", f"must be below every, {m.every}: the first training ends there"
 

@@ -68,11 +68,23 @@ def averages(run: Run) -> bool:
 
 def best(run: Run, metric: str) -> float | None:
     """The best of all evaluations of the network as sparse as it is in the end."""
-    begin = 0 if (start := start_of(run)) is None else start.until
-    values = [v for ema in (False, True) for step, v in evals(run, metric, ema).items() if step >= begin and math.isfinite(v)]
+    steps = _evaluated_sparse(run)
+    values = [v for ema in (False, True) for step, v in evals(run, metric, ema).items() if step in steps and math.isfinite(v)]
     if not values:
         return None
     return max(values) if higher_is_better(metric) else min(values)
+
+
+def _evaluated_sparse(run: Run) -> set[int]:
+    """The steps after which a network with no more weights than in the end was evaluated. A run tells how many weights were used; of runs
+    from before that was told, and of one that has not come to its sparsity, the configuration tells."""
+    begin = 0 if (start := start_of(run)) is None else start.until
+    used = {event.step: event.data.get("used") for event in run.of("eval")}
+    last = max(used, default=0)
+    if last < begin:
+        return set()
+    least = used.get(last)
+    return {step for step, count in used.items() if (step >= begin if count is None or least is None else count <= least)}
 
 
 def sad(run: Run) -> Curve:

@@ -162,7 +162,7 @@ def _run(run: Run, label: str, metrics: Sequence[str], names: Mapping[Path, str]
         "images_per_second": speed(run),
         "final": {metric: curves.final(run, metric) for metric in metrics},
         "best": {metric: curves.best(run, metric) for metric in metrics},
-        "sparse_from": 0 if (start := start_of(run)) is None else start.until,
+        "sparse_from": _sparse_from(run),
         "sad": total_sad(run),
         "sad_by_layer": curves.sad_by_layer(run),
         "flip_rate": mean_flip_rate(run),
@@ -173,6 +173,13 @@ def _run(run: Run, label: str, metrics: Sequence[str], names: Mapping[Path, str]
         "layers": [asdict(layer) for layer in run.layers],
         "curves": [{"curve": name, "layer": layer, "steps": list(c), "values": list(c.values())} for name, layer, c in _curves_of(run)],
     }
+
+
+def _sparse_from(run: Run) -> int | None:
+    """From which step on a network is as sparse as it will be; None where only its training tells, for STR."""
+    if (start := start_of(run)) is not None:
+        return start.until
+    return None if run.method.get("kind") == "str" else 0
 
 
 def _curves_of(run: Run) -> Iterator[tuple[str, str, curves.Curve]]:
@@ -202,14 +209,14 @@ def _finite(value: Any) -> Any:
 def runs_csv(data: dict[str, Any]) -> str:
     """One row a run."""
     metrics = list(data["runs"][0]["final"])
-    header = ["run", "group", "seed", "status", "steps", *(f"{which}/{m}" for which in ("final", "best") for m in metrics)]
+    header = ["run", "group", "seed", "status", "steps", *(f"{which}/{m}" for which in ("final", "best") for m in metrics), "sparse_from"]
     header += ["sad", "flip_rate", "seconds", "images_per_second", "nofm", "torch", "commit", "workdir_commit", "device", "command"]
     evaluated = sorted({(name, metric) for run in data["runs"] for name, found in run["evaluations"].items() for metric in found})
     header += [f"{name}.{metric}" for name, metric in evaluated]
     rows = []
     for run in data["runs"]:
         row = [run["name"], run["group"], run["seed"], run["status"], run["steps"]]
-        row += [run[which][m] for which in ("final", "best") for m in metrics]
+        row += [*(run[which][m] for which in ("final", "best") for m in metrics), run["sparse_from"]]
         row += [run["sad"], run["flip_rate"], run["seconds"], run["images_per_second"]]
         row += [run["versions"].get("nofm"), run["versions"].get("torch"), run["commit"], run["workdir_commit"]]
         commands = [*(before["command"] for before in run["earlier"]), run["command"]]

@@ -29,7 +29,7 @@ class Start:
 
 def start_of(run: Run) -> Start | None:
     """None where a network is as sparse at once as it will be, is dense throughout, or where nobody knew it when the run began: the
-    thresholds of STR open as they learn. The batches that SNIP measures by are no start, since no sparse weight moves in them."""
+    thresholds of STR open as they learn."""
     make = _STARTS.get(str(run.method.get("kind")).lower())
     start = None if make is None else make(run)
     return None if start is None or start.until <= 0 else start
@@ -55,8 +55,15 @@ def _lottery(run: Run) -> Start:
     return Start(first, first + ((rounds if isinstance(rounds, int) else _ROUNDS) - 1) * again)
 
 
+def _snip(run: Run) -> Start:
+    """The batches that it measures by: always steps, whatever a run counts in."""
+    batches = run.method.get("batches")
+    batches = batches if isinstance(batches, int) else 1
+    return Start(batches, batches)
+
+
 _ROUNDS = 7  # of `LotteryTicket`, where nothing is said
-_STARTS: dict[str, Callable[[Run], Start]] = {"srste": _srste, "asp": _asp, "gmp": _gmp, "lottery": _lottery}
+_STARTS: dict[str, Callable[[Run], Start]] = {"srste": _srste, "asp": _asp, "gmp": _gmp, "lottery": _lottery, "snip": _snip}
 
 
 def _steps(run: Run, option: str) -> int:
@@ -69,5 +76,5 @@ def _steps(run: Run, option: str) -> int:
 
 
 def _epoch(run: Run) -> int:
-    """The steps of an epoch, which are known by the first line that counts both."""
-    return next((round(event.step / epoch) for event in run.events if (epoch := event.data.get("epoch"))), 0)
+    """The steps of an epoch, which are known by a line that counts both: the last, since a resumed run may have another batch size."""
+    return next((round(event.step / epoch) for event in reversed(run.events) if (epoch := event.data.get("epoch"))), 0)
