@@ -183,9 +183,10 @@ def test_a_key_that_an_earlier_version_did_not_know_parts_no_group(tmp_path):
     assert [[run.seed for run in group.runs] for group in group_runs(runs)] == [[0, 1]]
     asked = load(write_run(tmp_path / "asked", config={"schedule": {"warmup": 5.0, "restart_warmup": True}}))
     assert len(group_runs([*runs, asked])) == 2, "what is not as usual was asked for"
-    earlier, gradual = ({"sparsity": {"method": {"begin_at": 9.0, **option}}} for option in ({}, {"ramp_at": 0.0}))
-    starts = [load(write_run(tmp_path / f"start{i}", config=config)) for i, config in enumerate((earlier, gradual))]
-    assert [group.label for group in group_runs(starts)] == ["default", "ramp_at=0"], "from the first step on is not off"
+    configs = ({"sparsity": {"method": {"begin_at": 9.0, **option}}} for option in ({}, {"ramp_at": None}, {"ramp_at": 0.0}))
+    starts = [load(write_run(tmp_path / f"start{i}", seed=i, config=config)) for i, config in enumerate(configs)]
+    groups = {group.label: [run.seed for run in group.runs] for group in group_runs(starts)}
+    assert groups == {"default": [0, 1], "ramp_at=0": [2]}, "from the first step on is not off, and none is"
 
 
 def test_labels_have_what_it_takes_to_tell_groups_apart(tmp_path):
