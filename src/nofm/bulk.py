@@ -99,6 +99,7 @@ class _Plan:
 
     users: list[tuple[SparseModule, str, int]]  # a module, its parameter, the place of its weight
     records: list[Any]  # what each user remembers of its weight: grouping and lens
+    apart: list[tuple[SparseModule, str, Any]]  # those that are masked by themselves, and what they remember: that may change too
     weights: list[nn.Parameter]
     groupings: list[Grouping]
     casts: list[bool]
@@ -121,8 +122,10 @@ class _Plan:
         if self.forced != forced_path() or not self._has_the_same_hooks():
             return False
         for (module, param, place), record in zip(self.users, self.records, strict=True):
-            if module._parameters.get(param) is not self.weights[place] or module.__dict__.get("_nofm", {}).get(param) is not record:
+            if module._parameters.get(param) is not self.weights[place] or _record_of(module, param) is not record:
                 return False
+        if any(_record_of(module, param) is not record for module, param, record in self.apart):
+            return False
         if self.jobs is not None:
             return [(w.data_ptr(), w.shape, w.stride()) for w in self.weights] == self.lay
         return all(weight.device == self.device for weight in self.weights)
@@ -133,6 +136,11 @@ class _Plan:
                 return False
             self.handles = RemovableHandle.next_id
         return True
+
+
+def _record_of(module: SparseModule, param: str) -> Any:
+    """What a module remembers of its weight; None where it is plain again."""
+    return module.__dict__.get("_nofm", {}).get(param)
 
 
 @dataclass(slots=True)
@@ -240,18 +248,22 @@ def _make_plan(model: nn.Module, device: torch.device) -> _Plan:
     path = forced or _DEVICES[device.type]
     observed = _observed(model)
     try:
-        chosen = [site for site in sites(model) if _suits(site, device, path, observed)]
+        found = list(sites(model))
+        chosen = [site for site in found if _suits(site, device, path, observed)]
     except LayerError:  # a weight has been parametrized away; its layer's own forward says so
-        chosen = []
+        found = chosen = []
     if path == "cpu" and sum(site.weight.numel() for site in chosen) > _SMALL:
         chosen = []
+    together = {site.key for site in chosen}
+    alone = [user for site in found if site.key not in together for user in site.users]
     users = [(module, param, place) for place, site in enumerate(chosen) for module, param in site.users]
     hooks = _places_for_hooks(model)
     return _Plan(
         users,
         [module._nofm[param] for module, param, _ in users],
+        [(module, param, module._nofm[param]) for module, param in alone],
         [site.weight for site in chosen],
-        [site.grouping for site in chosen],
+        [site.seen_grouping for site in chosen],
         [casts(site.module) for site in chosen],
         _jobs(chosen) if path == "cpu" else None,
         device,
@@ -286,7 +298,7 @@ def _has_only_harmless_hooks(module: nn.Module) -> bool:
 def _jobs(chosen: list[Site]) -> cpu.Jobs:
     shapes = []
     for site in chosen:
-        pattern, stride = site.grouping.pattern, axis_stride(site.weight, site.grouping)
+        pattern, stride = site.seen_grouping.pattern, axis_stride(site.weight, site.seen_grouping)
         assert stride is not None, "select has looked at it"
         shapes.append((site.weight.numel() // pattern.m, pattern.n, pattern.m, stride))
     return cpu.Jobs([site.weight.data_ptr() for site in chosen], shapes)
@@ -294,9 +306,9 @@ def _jobs(chosen: list[Site]) -> cpu.Jobs:
 
 def _suits(site: Site, device: torch.device, path: Path, observed: set[int]) -> bool:
     """Whether the launch over all weights can serve this one, and all its users want it in the same type."""
-    if site.weight.device != device or site.lens is not ste.straight_through:
+    if site.weight.device != device or not (site.lens is ste.straight_through or isinstance(site.lens, ste.Wider)):
         return False
-    if path == "torch" or choose(site.weight, site.grouping) != path:
+    if path == "torch" or choose(site.weight, site.seen_grouping) != path:
         return False
     users = [module for module, _ in site.users]
     if any(id(module) in observed for module in users):

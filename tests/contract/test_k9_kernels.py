@@ -206,6 +206,27 @@ def test_a_small_model_on_the_cpu_is_masked_in_one_call_and_learns_as_its_layers
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def test_a_model_that_is_being_narrowed_is_masked_in_one_call_too():
+    """Stage by stage, 2:8 by way of 6, 4 and 3 of 8, and with the weights that its layers would have come to."""
+    results = []
+    for whole in (True, False):
+        model = _hooked_network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        nofm.attach(nofm.SRSTE(decay=0.1, ramp_at=1, begin_at=7), model, optimizer)
+        placed = []
+        for number in range(9):
+            optimizer.zero_grad()
+            x = torch.randn(3, 4, 4, 4, generator=torch.Generator().manual_seed(number))
+            for part in (model,) if whole else model:
+                x = part(x)
+            placed.append(model[2][0].placed)
+            x.square().sum().backward()
+            optimizer.step()
+        assert placed == ([False] + [True] * 8 if whole else [False] * 9), "the first step is dense"
+        results.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize("where", ["on the layer", "above the layer", "on the model, after ours", "on the model, before ours"])
 def test_a_weight_that_a_hook_has_changed_is_masked_as_it_is_now(where):
     model = _hooked_network()

@@ -143,13 +143,14 @@ def test_a_whole_model_in_one_launch_equals_its_layers_one_by_one(autocast, chan
         assert "_nofm_made" not in site.module.__dict__, "and are gone after the forward"
 
 
-def test_training_by_kernels_equals_training_by_plain_torch():
+@pytest.mark.parametrize("start", [{}, {"ramp_at": 0, "begin_at": 4}], ids=["at once", "gradual start"])
+def test_training_by_kernels_equals_training_by_plain_torch(start):
     results = []
     for path in ("triton", "torch"):
         model = small_net().double().float()
         nofm.sparsify_(model, "2:4", preset="all", skip="0")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        nofm.attach(nofm.SRSTE(decay=1e-2), model, optimizer)
+        nofm.attach(nofm.SRSTE(decay=1e-2, **start), model, optimizer)
         torch.manual_seed(1)
         with use(path):
             for _ in range(5):
