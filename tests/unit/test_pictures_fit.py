@@ -9,8 +9,10 @@ from statistics import fmean
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from test_report_numbers import EVENTS, write_run
 
@@ -112,11 +114,83 @@ def test_more_rows_than_lines_can_be_told_apart_are_dots_in_order(task, kept):
     assert [tick for tick in share.get_xticks() if low <= tick <= high], "a scale without a number says nothing"
 
 
-def test_dots_of_twelve_methods_have_twelve_colours():
+def seen(colour: str, alpha: float = 1.0) -> np.ndarray:
+    """A colour on white as eyes tell it from others: in CIE L*a*b*, where a distance of two can be seen side by side."""
+    blended = alpha * np.array(to_rgb(colour)) + 1 - alpha
+    linear = np.where(blended <= 0.04045, blended / 12.92, ((blended + 0.055) / 1.055) ** 2.4)
+    x, y, z = np.cbrt(np.array([[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]]) @ linear)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("place", [0, 5, 12])
+def test_dots_of_twelve_methods_and_dense_can_be_told_apart(place):
     rows = many()
-    methods = {label: f"method {number}" if number < 12 else "dense" for number, label in enumerate(rows)}
+    methods = {label: "dense" if number == place else f"method {number}" for number, label in enumerate(rows)}
     score = study_figure.figure_of("A study", MEASURES["flow"], rows, (), methods).axes[0]
-    assert len({line.get_color() for line in score.lines[::2]}) == 13
+    order = [text.get_text() for text in score.get_yticklabels()]
+    dots = {methods[label]: seen(line.get_color(), line.get_alpha()) for label, line in zip(order, score.lines[::2], strict=True)}
+    assert len(dots) == 13
+    for one, other in itertools.combinations(dots, 2):
+        assert np.linalg.norm(dots[one] - dots[other]) > 22, (one, other)
+    assert np.linalg.norm(dots["dense"][1:]) < 1, "dense is grey wherever it stands"
+
+
+def test_lines_of_many_methods_can_be_told_apart_and_from_the_black_one_of_dense():
+    for one, other in itertools.combinations((*study_figure.MANY_COLOURS, "black"), 2):
+        assert np.linalg.norm(seen(one) - seen(other)) > 22, (one, other)
+
+
+def test_dots_at_zero_are_whole():
+    changes = study_figure.figure_of("A study", MEASURES["flow"], many()).axes[1]
+    FigureCanvasAgg(changes.figure).draw()
+    room = changes.transData.transform((0, 0))[0] - changes.bbox.x0
+    assert 3 < room * 72 / changes.figure.dpi < 12, "points, of which a dot has five"
+
+
+def with_scores(scores: dict[int, list[float]]) -> tuple[dict[str, Any], dict[int, str]]:
+    """Thirteen rows of scores from 85 to 91, but for these; and their names by number."""
+    rows = many()
+    for number, (label, (_, runs)) in enumerate(rows.items()):
+        ends = scores.get(number, [85 + number / 2, 85.2 + number / 2])
+        rows[label] = ([], [replace(runs[0], seed=seed, score=score) for seed, score in enumerate(ends)])
+    return rows, dict(enumerate(rows))
+
+
+FAR: dict[str, tuple[dict[int, list[float]], dict[int, str]]] = {
+    "none": ({}, {}),
+    "not so far": ({3: [74.0]}, {}),
+    "one run": ({3: [7.8]}, {3: "◂ 7.80"}),
+    "a row": ({3: [9.1, 7.8, 10.0]}, {3: "◂ 7.80 to 10.00, mean 8.97"}),
+    "one run of a row": ({3: [7.8, 90.0]}, {3: "◂ 7.80, mean 48.90"}),
+    "two rows": ({3: [7.8], 5: [8.0, 8.0]}, {3: "◂ 7.80", 5: "◂ 8.00, mean 8.00"}),
+    "above": ({3: [300.0, 400.0]}, {3: "300.00 to 400.00, mean 350.00 ▸"}),
+    "on both sides": ({3: [7.8], 4: [400.0]}, {3: "◂ 7.80", 4: "400.00 ▸"}),
+    "no number": ({3: [math.nan], 4: [7.8]}, {4: "◂ 7.80"}),
+}
+
+
+@pytest.mark.parametrize(("scores", "words"), FAR.values(), ids=FAR)
+def test_a_run_far_from_all_others_is_a_number_at_the_edge(scores, words):
+    rows, names = with_scores(scores)
+    figure = study_figure.figure_of("A study", MEASURES["classification"], rows)
+    assert_readable(figure)
+    score = figure.axes[0]
+    order = [text.get_text() for text in score.get_yticklabels()]
+    assert {order[text.xy[1]]: text.get_text() for text in score.texts} == {names[number]: text for number, text in words.items()}
+    assert ("outside" in score.get_title()) == bool(words)
+    low, high = score.get_xlim()
+    assert low < 85 < 91.2 < high
+    assert high - low < (12 if words else 20), "the others have most of the axis"
+    for text in score.texts:
+        box = text.get_window_extent()
+        assert score.bbox.x0 < box.x0 < box.x1 < score.bbox.x1
+        assert (box.x0 - score.bbox.x0 < 5) == text.get_text().startswith("◂")
+
+
+def test_rows_that_are_all_but_one_the_same_have_an_axis():
+    rows, _ = with_scores({number: [90.0] for number in range(12)} | {12: [7.8]})
+    low, high = study_figure.figure_of("A study", MEASURES["classification"], rows).axes[0].get_xlim()
+    assert low < 7.8 < 90 < high
 
 
 def test_dots_of_one_method_have_a_colour_for_each_pattern():
@@ -148,7 +222,7 @@ LABELS = {  # and their methods
     "more than colours": {
         **{"dense": "dense", "STE 2:4": "ste", "SR-STE 2:4": "srste"},
         **{f"GMP {number} %": "gmp" for number in range(8)},
-        **{"STE, unstructured": "ste"},
+        **{"STE, unstructured": "ste_unstructured"},
         **{f"RigL {number} %": "rigl" for number in range(20)},
     },
 }

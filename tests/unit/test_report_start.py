@@ -21,6 +21,7 @@ import nofm
 from nofm.report import curves, picture, table, write_report
 from nofm.report.compare import group_runs
 from nofm.report.read import load
+from nofm.report.sections import marks_of
 from nofm.report.start import Start, start_of
 
 SCORES = {10: 70.0, 20: 90.0, 30: 60.0, 40: 80.0}  # the best is of step 20
@@ -198,3 +199,57 @@ def test_the_picture_marks_the_end_of_each_start(tmp_path):
     assert said[-1] == "from here on as sparse as in the end"
     plain = picture.figure_of(group_runs(runs[:1]))
     assert [len(axes.get_legend().get_texts()) for axes in plain.axes] == [1, 1]
+
+
+METHODS_AT: dict[str, dict[str, Any]] = {
+    "none": {"begin_at": None, "ramp_at": None},
+    "20": {"begin_at": 20.0, "ramp_at": None},
+    "30": {"begin_at": 30.0, "ramp_at": None},
+    "30, gradual": {"begin_at": 30.0, "ramp_at": 5.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "colours", "legend"),
+    [
+        (["none", "20"], {20: 1}, 1),
+        (["30", "none", "20"], {30: 0, 20: 2}, None),
+        (["none", "20", "30", "30, gradual"], {20: 1, 30: None}, None),
+        (["30", "30, gradual"], {30: None}, None),
+        (["30"], {30: None}, None),
+    ],
+    ids=["of one group", "of two", "of one and of two together", "of two together", "no other group"],
+)
+def test_a_mark_has_the_colour_of_the_only_group_that_it_is_of(names, colours, legend, tmp_path):
+    groups = group_runs([load(started(tmp_path / name, kind="srste", **METHODS_AT[name])) for name in names])
+    marks = {mark.step: mark.colour for mark in marks_of(groups)}
+    assert marks == {step: "muted" if index is None else f"s{index}" for step, index in colours.items()}
+    figure = picture.figure_of(groups)
+    curves_of_groups = [line.get_color() for line in figure.axes[0].lines if line.get_linestyle() == "-"]
+    assert len(set(curves_of_groups)) == len(names)
+    assert "black" not in curves_of_groups
+    expected = {step: "black" if index is None else curves_of_groups[index] for step, index in colours.items()}
+    for axes in figure.axes:
+        upright = [line for line in axes.lines if line.get_linestyle() == ":" and len(line.get_xdata())]
+        assert [(line.get_xdata()[0], line.get_color()) for line in upright] == list(expected.items())
+    key = figure.axes[0].get_legend().get_lines()[-1]
+    assert (key.get_linestyle(), key.get_color()) == (":", "black" if legend is None else curves_of_groups[legend])
+
+
+@pytest.mark.parametrize(("events", "is_there"), [(2, False), (3, True)])
+def test_a_mark_that_no_curve_reaches_is_left_out(events, is_there, tmp_path):
+    run = started(tmp_path / "run", events, kind="srste", begin_at=30.0)
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert page.count("as sparse as in the end from step 30 on") == (5 if is_there else 0)
+    figure = picture.figure_of(group_runs([load(run)]))
+    for axes in figure.axes:
+        assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":" and len(line.get_xdata())] == [30] * is_there
+        assert axes.get_xlim()[1] < (32 if is_there else 22), "the axis ends where the curves do"
+    assert ("from here on" in figure.axes[0].get_legend().get_texts()[-1].get_text()) == is_there
+
+
+@pytest.mark.parametrize("count", [3, 4, 10])
+def test_a_mark_of_many_configurations_counts_them(count, tmp_path):
+    groups = group_runs([load(started(tmp_path / str(ramp), kind="srste", begin_at=30.0, ramp_at=float(ramp))) for ramp in range(count)])
+    names = ", ".join(group.label for group in groups) if count == 3 else f"{count} configurations"
+    assert [mark.name for mark in marks_of(groups)] == [f"{names}: as sparse as in the end from step 30 on"]

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+import nofm
 from nofm.cli.campaign import note, planned
-from nofm.engine.config import ConfigError, RunConfig
+from nofm.engine.config import ConfigError, MethodConfig, RunConfig
 from nofm.engine.resolve import differences, digest, to_dict
 from nofm.engine.validate import check
 from nofm.recipes import find
@@ -22,7 +23,7 @@ from nofm.report import study_tables
 from nofm.report.claims import Interval, difference, quantile, verdict
 from nofm.report.errors import ReportError
 from nofm.report.measures import MEASURES
-from nofm.report.study import Measured, read_rows, runs_csv, watched_alone, write_study
+from nofm.report.study import Measured, method_of, read_rows, runs_csv, watched_alone, write_study
 from nofm.report.study_tables import claims_markdown, conditions, table_markdown, texts
 
 BASES = ("cifar10/resnet20", "cifar10/resnet18", "imagenet/resnet50", "digits")
@@ -294,6 +295,15 @@ def test_run_names_say_what_differs_from_the_base():
     assert run_name(edited(config, schedule_warmup=20.0), config) == "srste-1of16-decay0.0016-warmup20"
     assert run_name(edited(config, model_name="cifar/resnet32"), config) == "srste-1of16-decay0.0016-cifar-resnet32"
     assert run_name(edited(config, data_flip=False), config) == "srste-1of16-decay0.0016-no-flip"
+
+
+@pytest.mark.parametrize("method", nofm.METHODS)
+@pytest.mark.parametrize(
+    "shape", [{"sparsity_pattern": "1:1"}, {"sparsity_pattern": None, "sparsity_budget": 0.25}], ids=["pattern", "budget"]
+)
+def test_the_name_of_runs_tells_their_method(method, shape):
+    config = find("cifar10/resnet20")
+    assert method_of(run_name(edited(config, sparsity_method=MethodConfig(kind=method), **shape), config)) == method
 
 
 # ---- lines of runs.csv ----

@@ -107,13 +107,15 @@ def curves(
     named: int = 12,
     marks: Sequence[Mark] = (),
 ) -> Picture:
-    """Curves over the steps of training, mean and spread, and `marks` of steps. `y` names the vertical axis and its unit; `limits`, and
-    `most`, which no value can be above (a band may reach over 100 %), are in that unit.
+    """Curves over the steps of training, mean and spread, and those `marks` of steps that the curves reach. `y` names the vertical axis
+    and its unit; `limits`, and `most`, which no value can be above (a band may reach over 100 %), are in that unit.
 
     Of more than `named` lines, which then differ by depth only, the legend names the first and the last.
     """
     with _drawing(title, 250) as (figure, svg):
         axes = figure.add_axes((0.118, 0.175, 0.845, 0.71))
+        end = max((line.band.steps[-1] for line in lines), default=1)
+        marks = [mark for mark in marks if mark.step <= end]
         for mark in marks:
             axes.axvline(mark.step, color=_placeholder(mark.colour), linestyle=_DASHES[2], linewidth=1.2)
         for line in lines:
@@ -125,7 +127,6 @@ def curves(
             axes.set_ylim(limits)
         bottom, top = axes.get_ylim()
         axes.set_ylim(bottom, min(top, most + 0.03 * (most - bottom)))
-        end = max((line.band.steps[-1] for line in lines), default=1)
         axes.set_xlim(0, end * 1.02)  # from the start to the end, also where nothing is drawn there
         _style(axes, PROGRESS, y)
         _make_room_for_labels(axes)

@@ -11,14 +11,15 @@ from typing import Any
 
 from . import curves
 from .compare import Band, Group, stretches
-from .figures import log_ticks
-from .start import start_of
+from .figures import log_ticks, series_colour
+from .sections import marks_of
 from .units import unit_of
 
 __all__ = ["drawn", "figure_of"]
 
 _COLOURS = ("#555555", "#d95f02", "#1b7f79", "#7a4fb5", "#c2287f", "#2f6fb3", "#8a6d00", "#a33b20")
 _MARK = "from here on as sparse as in the end"
+_MARK_COLOURS = {series_colour(index): colour for index, colour in enumerate(_COLOURS)} | {"muted": "black"}
 _LETTERS = 80  # that a title of this size has room for
 
 
@@ -47,11 +48,14 @@ def figure_of(groups: Sequence[Group]) -> Any:
             most = 100.0 if unit_of(metric).unit == "%" else math.inf
             _draw(above, group.label, group.band(partial(curves.evals, metric=metric)), colour, 1.0, most)
         _draw(below, group.label, group.band(curves.flip_rate), colour, 100.0, math.inf, positive=True)
-        if (start := start_of(group.runs[0])) is not None:
-            for axes in (above, below):
-                axes.axvline(start.until, color=colour, linestyle=":", linewidth=1.2)
-    if any(start_of(run) is not None for run in runs):  # one entry for the marks of all groups, which have the groups' colours
-        above.plot([], [], color=_COLOURS[0], linestyle=":", linewidth=1.2, label=_MARK)
+    end = max(axes.dataLim.x1 for axes in (above, below))
+    marks = [(mark.step, _MARK_COLOURS[mark.colour]) for mark in marks_of(groups) if mark.step <= end]
+    for step, colour in marks:
+        for axes in (above, below):
+            axes.axvline(step, color=colour, linestyle=":", linewidth=1.2)
+    if marks:  # one entry for all of them, in their colour where they have the same
+        colour = marks[0][1] if len({colour for _, colour in marks}) == 1 else "black"
+        above.plot([], [], color=colour, linestyle=":", linewidth=1.2, label=_MARK)
     if metric is not None:
         above.set_ylabel(unit_of(metric).axis)
         if unit_of(metric).unit == "%":

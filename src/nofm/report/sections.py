@@ -17,7 +17,7 @@ from .read import Run
 from .start import start_of
 from .units import NONE, Unit, big, duration, plus_minus, rate, unit_of_evaluation
 
-__all__ = ["KEPT", "comparison", "evaluated_cell", "focus", "head", "kept_share", "learning", "movement", "starts"]
+__all__ = ["KEPT", "comparison", "evaluated_cell", "focus", "head", "kept_share", "learning", "marks_of", "movement", "starts"]
 
 Units = Mapping[str, Unit]
 
@@ -193,15 +193,16 @@ def _run_by_run(groups: Sequence[Group], metrics: Sequence[str], units: Units) -
 # ---- curves ----
 
 
-def _marks(groups: Sequence[Group]) -> list[Mark]:
-    """Where the starts of these groups end; those that end at the same step share a mark."""
+def marks_of(groups: Sequence[Group]) -> list[Mark]:
+    """Where the starts of these groups end; those that end at the same step share a mark, which has no group's colour."""
     ends: dict[int, list[int]] = {}
     for index, group in enumerate(groups):
         if (start := start_of(group.runs[0])) is not None:
             ends.setdefault(start.until, []).append(index)
     marks = []
     for step, own in ends.items():
-        whose = f"{', '.join(groups[i].label for i in own)}: " if len(groups) > 1 else ""
+        names = f"{len(own)} configurations" if len(own) > 3 else ", ".join(groups[i].label for i in own)  # `starts` names them all
+        whose = f"{names}: " if len(groups) > 1 else ""
         colour = series_colour(own[0]) if len(own) == 1 < len(groups) else "muted"
         marks.append(Mark(f"{whose}as sparse as in the end from step {step:,} on", step, colour))
     return marks
@@ -223,7 +224,7 @@ def _evaluated(groups: Sequence[Group], metric: str) -> list[Line]:
 
 def learning(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> list[Picture]:
     """Every metric of the evaluations, then the training loss."""
-    pictures, marks = [], _marks(groups)
+    pictures, marks = [], marks_of(groups)
     for metric in metrics:
         unit, loss = units[metric], metric.endswith("loss")
         lines = _evaluated(groups, metric)
@@ -257,7 +258,7 @@ def focus(bands: Sequence[Band], higher_is_better: bool) -> tuple[float, float] 
 
 def movement(groups: Sequence[Group]) -> dict[str, list[Picture]]:
     """SAD and flip rate of all layers, and of each layer, one picture a group on the same axis."""
-    total, layers, marks = [], [], _marks(groups)
+    total, layers, marks = [], [], marks_of(groups)
     if added := _lines(groups, curves.sad):
         total.append(draw("SAD, all layers", "SAD since the start (weights)", added, "Added up from record to record.", marks=marks))
         caption = (
@@ -274,7 +275,7 @@ def movement(groups: Sequence[Group]) -> dict[str, list[Picture]]:
             title = "SAD by layer" + (f": {group.label}" if len(groups) > 1 else "")
             caption = f"From the first to the last of {len(lines)} layers." if len(lines) > 12 else ""
             y = "SAD (% of the layer's weights a step)"
-            layers.append(draw(title, y, lines, caption, scale=100, log=True, limits=limits, marks=_marks([group])))
+            layers.append(draw(title, y, lines, caption, scale=100, log=True, limits=limits, marks=marks_of([group])))
     return {"total": total, "layers": layers}
 
 

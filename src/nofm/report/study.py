@@ -34,6 +34,7 @@ __all__ = [
     "finished",
     "known_runs",
     "measured",
+    "method_of",
     "read_facts",
     "read_rows",
     "runs_csv",
@@ -136,6 +137,11 @@ def watched_alone(rows: Sequence[Facts]) -> set[str]:
     study.json is from before patterns were written down, none."""
     patterns = {row["pattern"] for row in rows if row.get("pattern")}
     return {row["label"] for row in rows if patterns and row.get("watched") and row["watched"] not in patterns}
+
+
+def method_of(runs: str) -> str:
+    """The method that the name of a row's runs begins with; a dash stands where its own name has an underscore."""
+    return "ste_unstructured" if runs.startswith("ste-unstructured") else runs.partition("-")[0]
 
 
 def runs_csv(rows: Rows) -> str:
@@ -257,7 +263,7 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
         }
         title = ": ".join([facts["title"], *([facts["on"]] if facts.get("on") else [])])  # earlier versions did not write it down
         alone = watched_alone([row for row in facts["rows"] if row["label"] in shown])
-        methods = {row["label"]: row["runs"].partition("-")[0] for row in facts["rows"]}  # which the names of runs begin with
+        methods = {row["label"]: method_of(row["runs"]) for row in facts["rows"]}
         draw(title, measure, shown, folder / "figure.png", alone, methods)
         files["figure.png"] = ""
         if draw_kept(title, measure, rows, folder / "kept.png"):

@@ -6,12 +6,13 @@ Of more rows than a reader can follow as lines, how they ended only: a line of d
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, quantiles
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +32,8 @@ _LINES = ("-", "--", ":", "-.")
 # In every figure, whatever the order of its rows: the paper's method is solid, and what it is held against, STE, dashed.
 _METHOD_LINES = {"srste": "-", "ste": "--"}
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
-MANY_COLOURS = (*COLOURS, "#1f1f1f", "#8c1c59", "#00646e")  # where nothing but colours tells methods apart; table 3 has twelve of them
+MANY_COLOURS = (*COLOURS, "#7f9000", "#8c1c59", "#00646e")  # where nothing but colours tells methods apart; table 3 has twelve of them
+_DENSE = "#222222"  # which none of them comes near
 
 
 def draw(
@@ -116,24 +118,58 @@ def _ends(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], 
     subject = {label: methods.get(label, label) for label in rows}
     if len(set(subject.values()) - {"dense"}) == 1:
         subject = {label: name if name == "dense" else _pattern_of(label) for label, name in subject.items()}
-    colours = dict(zip(dict.fromkeys(subject.values()), cycle(MANY_COLOURS), strict=False)) | {"dense": "#555555"}
+    colours = dict(zip(dict.fromkeys(subject.values()), cycle(MANY_COLOURS), strict=False)) | {"dense": _DENSE}
     figure: Any = Figure(figsize=(15, 0.26 * len(rows) + 1.6), layout="constrained")
     figure.suptitle(f"{title}\nEvery run (dots) and the mean (bar), the best row first")
     for axes, (words, value, without) in zip(figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1)), columns, strict=True):
         for place, label in enumerate(order):
             found = [value(run) for run in rows[label] if label not in without]
-            axes.plot(found, [place] * len(found), "o", color=colours[subject[label]], alpha=0.5, markersize=5)
+            axes.plot(found, [place] * len(found), "o", color=colours[subject[label]], alpha=0.8, markersize=5)
             axes.plot([fmean(found)] if found else [], [place] if found else [], "|", color="black", markersize=12)
         axes.set(xlabel=words, yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    _, changes, kept = figure.axes
-    changes.set_xlim(left=0)
+    score, changes, kept = figure.axes
+    _name_the_far(score, [[measure.factor * run.score for run in rows[label]] for label in order], measure.digits)
+    changes.set_xlim(left=-0.02 * changes.get_xlim()[1])  # dots at zero are whole
     kept.set_xscale("log")  # 5 % and 6 % are as far apart as 50 and 60
     kept.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     kept.xaxis.set_minor_locator(NullLocator())
     kept.xaxis.set_major_formatter(FuncFormatter(plain))
     return figure
+
+
+def _name_the_far(axes: Any, lines: Sequence[Sequence[float]], digits: int) -> None:
+    """Where a few values would squeeze all others into a corner, end the axis before them and write them at its edge."""
+    limits = _without_far([value for line in lines for value in line])
+    if limits is None:
+        return
+    axes.set_xlim(limits)
+    axes.set_title("numbers at the edge: runs that lie outside", fontsize=9)
+    low, high = limits
+    for place, values in enumerate(lines):
+        mean = fmean(values)
+        for far, is_mean_far, side in (
+            ([value for value in values if value < low], mean < low, "left"),
+            ([value for value in values if value > high], mean > high, "right"),
+        ):
+            if far:
+                words = " to ".join(f"{value:.{digits}f}" for value in sorted({min(far), max(far)}))
+                words += f", mean {mean:.{digits}f}" if is_mean_far and len(values) > 1 else ""
+                text, x, shift = (f"◂ {words}", 0, 3) if side == "left" else (f"{words} ▸", 1, -3)
+                axes.annotate(text, (x, place), (shift, 0), ("axes fraction", "data"), "offset points", ha=side, va="center", fontsize=8)
+
+
+def _without_far(found: Sequence[float]) -> tuple[float, float] | None:
+    """Limits of an axis without the values that are beyond the quartiles by more than three times the distance of these, and with room
+    for words in their place; None where the others have a third of the axis all the same."""
+    values = sorted(filter(math.isfinite, found))
+    first, _, third = quantiles(values, n=4) if len(values) > 1 else (0.0, 0.0, 0.0)
+    near = [value for value in values if abs(value - (first + third) / 2) <= 3.5 * (third - first)]
+    span = near[-1] - near[0] if near else 0.0
+    if not 0 < 3 * span < values[-1] - values[0]:
+        return None
+    return near[0] - (0.3 if values[0] < near[0] else 0.05) * span, near[-1] + (0.3 if near[-1] < values[-1] else 0.05) * span
 
 
 def _pattern_of(label: str) -> str:
