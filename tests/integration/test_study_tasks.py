@@ -54,12 +54,12 @@ def test_a_study_of_each_task(task, data, tmp_path, capsys):
 
 
 def test_everything_beyond_plain_srste_trains(tmp_path):
-    """Every row at 1:16 for ten steps, on a network whose layers get different patterns, and measured by an average."""
-    options = ["--model.name", "cifar/resnet20", "--engine.steps", "10", "--schedule.warmup", "1", "--engine.eval_every", "10"]
+    """Every row at 1:16 for twenty steps, on a network whose layers get different patterns, and measured by an average."""
+    options = ["--model.name", "cifar/resnet20", "--engine.steps", "20", "--schedule.warmup", "1", "--engine.eval_every", "20"]
     command = ["study", "beyond", "--on", "digits", "--out", str(tmp_path), "--rows", "*1:16*", "--engine.ema", "0.9", *options]
     assert main(command) == 0
     rows = {row["row"]: row for row in csv.DictReader((tmp_path / "beyond" / "table.csv").open())}
-    assert len(rows) == 15
+    assert len(rows) == 16
     for label, row in rows.items():
         assert float(row["kept"]) == 1 / 16, label
         assert row["metric"] == "ema_accuracy"
