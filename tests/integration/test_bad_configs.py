@@ -99,7 +99,7 @@ TABLE = {
     "search that a dense start leaves no time for": bad(
         "--sparsity.method.begin_at 380 --sparsity.method.decay auto --sparsity.method.probe 40",
         "--sparsity.method.probe 40",
-        "comes after the end of the run, 400 steps",
+        "comes, begun at 380, after the end of the run, 400 steps",
     ),
     "ramp without an end": bad(
         "--sparsity.method.ramp_at 40", "--sparsity.method.ramp_at 40", "needs a later begin_at, where the pattern is reached"

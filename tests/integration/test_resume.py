@@ -330,6 +330,19 @@ def test_half_a_line_of_the_log_is_dropped(finished):
     assert events(out) == before
 
 
+@pytest.mark.parametrize("total", [None, 5], ids=["as long", "shorter"])
+def test_what_is_finished_is_not_told_to_be_something_else(total, finished):
+    config, out = finished
+    before, told = digests(out), (out / "run.json").read_bytes()
+    other = dataclasses.replace(config, sparsity=dataclasses.replace(config.sparsity, pattern="1:4"))
+    if total is not None:
+        other = dataclasses.replace(config, engine=dataclasses.replace(config.engine, steps=total))
+    with pytest.raises(ConfigError, match=r"has come to step \d+, and what is asked for ends at \d+: no step is left to train"):
+        train(other, out, resume=True, allow_change=True)
+    assert_same(digests(out), before)
+    assert (out / "run.json").read_bytes() == told
+
+
 def test_a_network_of_another_shape_is_refused(noisy, tmp_path):
     config = dataclasses.replace(noisy, model=ModelConfig(name="cnn", width=16))
     train_until(config, tmp_path / "run", "checkpoint")

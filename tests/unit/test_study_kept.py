@@ -8,7 +8,7 @@ import pytest
 from test_pictures_fit import assert_readable
 from test_report_numbers import EVENTS, write_run
 
-from nofm.report import study_kept
+from nofm.report import study_figure, study_kept
 from nofm.report.compare import Stat
 from nofm.report.measures import MEASURES
 from nofm.report.read import load
@@ -105,7 +105,7 @@ def test_a_line_goes_through_the_mean_of_rows_that_keep_as_many(run):
 
 
 def test_ticks_are_left_out_where_the_last_one_is_near():
-    assert study_kept._apart([5, 5.6, 6.25, 7, 8, 9, 10]) == [5, 6.25, 8, 10]
+    assert study_figure.apart([5, 5.6, 6.25, 7, 8, 9, 10]) == [5, 6.25, 8, 10]
 
 
 def test_the_names_of_all_studies_are_read_right():

@@ -163,8 +163,8 @@ class MethodConfig:
     target: float | None = None
     """srste with decay auto: the flip rate wanted, as share of weights in a step; 0.6 of STE's own where nothing is said."""
     probe: Length | None = None
-    """srste with decay auto: how long to look for it, about a tenth of the run, after a dense start and at each stage of a gradual one;
-    1000 steps where nothing is said."""
+    """srste with decay auto: how long to look for it, about a tenth of the run, from begin_at on; 1000 steps where nothing is
+    said."""
     prune_at: Length | None = None
     """asp: when the mask is made and frozen, in epochs or steps, as the run."""
     sparsity: float | None = None

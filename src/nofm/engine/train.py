@@ -179,6 +179,15 @@ def _compare_configs(folder: RunFolder, config: RunConfig, allow_change: bool) -
         raise ConfigError(f"--resume: the configuration has changed:\n{lines}\nGive the old values, another --out, or --allow-change")
 
 
+def _refuse_to_rename(folder: RunFolder, config: RunConfig, step: int, total: int) -> None:
+    """Raise where no step is left to train: what was trained would be told to be something else."""
+    was = folder.earlier_config()
+    if step >= total and was is not None and any(key != "out" for key, _, _ in differences(completed(was), to_dict(config))):
+        raise ConfigError(
+            f"--allow-change: {folder.path} has come to step {step}, and what is asked for ends at {total}: no step is left to train"
+        )
+
+
 def _compare_companions(folder: RunFolder, now: dict[str, bytes]) -> None:
     for name, data in now.items():
         path = folder.path / name
@@ -245,7 +254,9 @@ def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) 
     with world.first_may_refuse():
         if folder is not None and not fresh:
             if job.allow_change:
-                earlier = folder.earlier_commands(job.command, 0 if state is None else state["progress"]["step"])
+                step = 0 if state is None else state["progress"]["step"]
+                _refuse_to_rename(folder, config, step, trainer.lengths.total)
+                earlier = folder.earlier_commands(job.command, step)
             else:
                 _compare_companions(folder, problem_of(config).companions(trainer.loader))
     facts: dict[str, Any] = {}

@@ -204,7 +204,8 @@ def _pruning(c: RunConfig) -> Complaints:
     probed = None if m.probe is None else (m.begin_at or 0) + m.probe
     name, last = {"gmp": ("end_at", m.end_at), "lottery": ("every", m.every), "srste": ("probe", probed)}.get(m.kind, ("", None))
     if last is not None and length is not None and last > length:
-        yield f"sparsity.method.{name}", f"comes after the end of the run, {length:g} {unit}"
+        begun = f", begun at {m.begin_at:g}," if name == "probe" and m.begin_at else ""
+        yield f"sparsity.method.{name}", f"comes{begun} after the end of the run, {length:g} {unit}"
     if m.kind == "srste" and m.begin_at and length is not None and m.begin_at >= length:
         yield "sparsity.method.begin_at", f"must be before the end of the run, {length:g} {unit}: it would never come to its pattern"
     if m.kind == "srste" and m.ramp_at is not None and m.ramp_at >= (m.begin_at or 0):

@@ -113,6 +113,8 @@ class Handle:
             raise OptimizerError(f"this state is of {len(state['steps'])} optimizers, {len(self._drivers)} are attached")
         if unknown := sorted(set(state["masks"]) - set(by_key)):
             raise OptimizerError(f"this state has masks for {', '.join(unknown)}, which are not sparse weights of this model")
+        if missing := [what for what in self.method.remembers() if what not in state["memory"]["tensors"]]:
+            raise OptimizerError(f"this state is of {name} with other options: it has no {missing[0]}; attach the method as it was")
         for driver, number in zip(self._drivers, state["steps"], strict=True):
             driver.number = int(number)
         for site in self._sites:

@@ -42,6 +42,10 @@ class Method:
     def go_on(self, sites: Sequence[Site], number: int) -> None:
         """Called when a state after `number` steps has been loaded, for methods whose layers look at weights differently by then."""
 
+    def remembers(self) -> tuple[str, ...]:
+        """What must be in the memory of a state that it goes on from."""
+        return ()
+
     def phase(self, number: int) -> str | None:
         """What kind of step `number` (from 1) is. Steps of one phase do the same work on the device, so that one captured in a
         CUDA graph can be replayed for the others. None: a step unlike others, which the host must run itself."""

@@ -6,8 +6,8 @@ The paper (Fig. 4) compares four lambdas by training four times. Hu et al. 2024 
 brings the flip rate to a fraction, 0.6 to 0.95, of what it is without, and try candidates in the warm-up. Flip rates fall by themselves
 as training goes on and move with the learning rate, so a fraction only means something at the same step. Therefore one run has both:
 in its first `probe` steps the odd outputs of every layer are trained by STE, as a control, and the even ones by SR-STE. After a dense
-start these are the first steps with masks. In a gradual one lambda is looked for anew with each of its patterns: the more weights a layer
-keeps, the more it takes to calm it (digits: 0.02 at 8:16, 0.007 at 4:16, 0.0035 at 1:16).
+or gradual start these are the first steps with the pattern itself: the more weights a layer keeps, the more it takes to calm it (digits:
+0.02 at 8:16, 0.007 at 4:16, 0.0035 at 1:16), so what is found with a wider one does not serve it.
 
     log lambda <- log lambda + 20 / probe * clip(3 * log(r_even / (SHARE * r_odd)), -1, 1)      at each step of the probe
     log lambda <- its mean over the second half of the probe                                    at the last one; then for all outputs
@@ -34,7 +34,7 @@ from .base import Memory, OwnedWeight, Step
 from .budget import check_share, check_whole
 from .pruning import check_one_optimizer
 
-__all__ = ["PROBE", "SHARE", "check_options", "decay_of", "look_again", "search", "spare_control_", "watch"]
+__all__ = ["PROBE", "SHARE", "check_options", "decay_of", "remember", "search", "spare_control_", "watch"]
 
 PROBE = 1000  # steps
 SHARE = 0.6  # of STE's own flip rate
@@ -59,13 +59,12 @@ def watch(sites: Sequence[Site], memory: Memory) -> None:
     memory.tensors["decay"] = torch.tensor(_FIRST, dtype=torch.float64)
     memory.tensors["decay:found"] = torch.zeros(2, dtype=torch.float64)  # sum of log lambda, and over how many steps
     for site in sites:
-        part = ops.mask(shards.local(site.weight.detach()), site.seen_grouping)
+        part = ops.mask(shards.local(site.weight.detach()), site.grouping)
         memory.tensors[f"{site.key}:mask"] = pack(shards.whole_of(part, site.weight))
 
 
-def look_again(weights: Iterable[OwnedWeight], memory: Memory) -> None:
-    """Begin anew, with the lambda that was found: layers have another pattern now. That masks are others for it is no flip."""
-    memory.tensors["decay:found"].zero_()
+def remember(weights: Iterable[OwnedWeight], memory: Memory) -> None:
+    """Forget the masks of the start: layers have others now, by their own pattern, and that is no flip."""
     for owned in weights:
         memory.tensors[f"{owned.site.key}:mask"] = pack(shards.whole_of(owned.mask(), owned.param))
 

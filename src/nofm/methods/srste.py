@@ -44,8 +44,8 @@ class SRSTE(Method):
 
     decay      lambda_W of the paper; 0 is STE, and a negative one (the paper's ablation) pushes pruned weights back in. "auto": found
                in the first `probe` steps (1000) as the one at which the flip rate, the share of sparse weights whose mask bit
-               changes in a step, comes to `target` (0.6 of STE's own), and kept from then on. After a dense start
-               the first `probe` steps with masks; in a gradual one it is found anew at each of its stages. See `flips`.
+               changes in a step, comes to `target` (0.6 of STE's own), and kept from then on. After a dense or
+               gradual start: in the first `probe` steps with the pattern; before, a gradual one has 2e-4. See `flips`.
     refine     "weight" (Eq. 4), "sign" (Eq. 5) or "gradient" (Eq. 6).
     placement  "gradient": added to the gradient, so it goes through momentum and Adam's normalisation (the paper).
                "decoupled": W <- W - lr * decay * term beside the optimizer's own update, as AdamW does with weight decay. Try it
@@ -119,6 +119,9 @@ class SRSTE(Method):
         if self.decay == "auto":
             flips.watch(sites, memory)
 
+    def remembers(self) -> tuple[str, ...]:
+        return ("decay",) if self.decay == "auto" else ()
+
     def phase(self, number: int) -> str | None:
         stage = self._stage(number - 1)
         if self._probes(number) or stage != self._stage(number):
@@ -130,14 +133,7 @@ class SRSTE(Method):
         return {"decay": flips.decay_of(memory)} if is_over else {}
 
     def _probes(self, number: int) -> bool:
-        return self.decay == "auto" and self._stage(number - 1) > 0 and self._of_stage(number) <= self._probe_steps
-
-    def _of_stage(self, number: int) -> int:
-        """Which step of its stage step `number` is, from 1. Stages of a gradual start are as long as each other, to the step."""
-        stage, begin = self._stage(number - 1), self.begin_at
-        if self.ramp_at is not None and stage < _STAGES:
-            begin = self.ramp_at + -(-(stage - 1) * (self.begin_at - self.ramp_at) // (_STAGES - 1))
-        return number - begin
+        return self.decay == "auto" and 0 < number - self.begin_at <= self._probe_steps
 
     @property
     def _probe_steps(self) -> int:
@@ -190,13 +186,13 @@ class SRSTE(Method):
             if owned.site.key in step.carried:
                 owned.weight.sub_(step.carried[owned.site.key], alpha=self._decay(step))
         if self._probes(step.number):
-            flips.search(step, self._of_stage(step.number), self.target, self._probe_steps)
+            flips.search(step, step.number - self.begin_at, self.target, self._probe_steps)
         if (stage := self._stage(step.number)) != self._stage(step.number - 1):
             all_weights = (*step.weights, *step.resting)
             for owned in all_weights:
                 self._look(owned.site, stage)
             if self._probes(step.number + 1):
-                flips.look_again(all_weights, step.memory)
+                flips.remember(all_weights, step.memory)
 
     def _term(self, owned: OwnedWeight, grad_scale: Tensor | None) -> Tensor:
         grad = owned.grad if grad_scale is None else owned.grad / grad_scale

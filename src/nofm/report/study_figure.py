@@ -18,13 +18,13 @@ from typing import Any
 
 from .compare import band, stretches, thin_band
 from .curves import Curve
-from .figures import log_ticks, plain
+from .figures import log_ticks
 from .files import write_whole
 from .measures import Measure
 from .study import Measured
 from .study_curves import Curves
 
-__all__ = ["MANY_COLOURS", "draw", "figure_of", "write_png"]
+__all__ = ["MANY_COLOURS", "apart", "draw", "figure_of", "write_png"]
 
 _POINTS = 200
 _MOST_LINES = 12  # that can be told apart where they cross; table 1 has eleven
@@ -106,13 +106,13 @@ def _ends(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], 
     """How the runs of each row ended, a line of dots for each: score, mask changes, weights kept. Rows of one method share a colour, or
     rows of one pattern where all are of one method."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     # What is shown, of all rows or of those whose masks can be compared.
     columns: list[tuple[str, Callable[[Measured], float], Container[str]]] = [
         (f"{measure.words}, at the end", lambda run: measure.factor * run.score, ()),
         ("mask changes per weight, whole run", lambda run: run.sad, alone),
-        ("weights kept in sparse layers (%)", lambda run: 100 * run.kept, ()),
+        ("weights kept in sparse layers (%), log", lambda run: 100 * run.kept, ()),
     ]
     order = sorted(rows, key=lambda label: fmean(run.score for run in rows[label]), reverse=measure.higher)
     subject = {label: methods.get(label, label) for label in rows}
@@ -133,10 +133,19 @@ def _ends(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], 
     _name_the_far(score, [[measure.factor * run.score for run in rows[label]] for label in order], measure.digits)
     changes.set_xlim(left=-0.02 * changes.get_xlim()[1])  # dots at zero are whole
     kept.set_xscale("log")  # 5 % and 6 % are as far apart as 50 and 60
-    kept.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    kept.set_xticks(apart(sorted({float(f"{100 * run.kept:.3g}") for runs in rows.values() for run in runs}), 1.3))
     kept.xaxis.set_minor_locator(NullLocator())
-    kept.xaxis.set_major_formatter(FuncFormatter(plain))
+    kept.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     return figure
+
+
+def apart(places: Sequence[float], least: float = 1.15) -> list[float]:
+    """Of these places on a logarithmic axis, in order, those that are far enough from the one before for both to be written."""
+    shown: list[float] = []
+    for place in places:
+        if not shown or place > least * shown[-1]:
+            shown.append(place)
+    return shown
 
 
 def _name_the_far(axes: Any, lines: Sequence[Sequence[float]], digits: int) -> None:

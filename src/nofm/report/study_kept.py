@@ -12,7 +12,7 @@ from typing import Any
 from .compare import Stat, stat
 from .measures import Measure
 from .study import Measured
-from .study_figure import MANY_COLOURS, write_png
+from .study_figure import MANY_COLOURS, apart, write_png
 
 __all__ = ["Point", "draw_kept", "figure_of", "lines_of"]
 
@@ -66,22 +66,13 @@ def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
         ylabel=measure.words,
         title=f"{title}\nmean and spread over seeds (no bar: one run)",
     )
-    axes.set_xticks(_apart(sorted({float(f"{100 * point.kept:.3g}") for points in lines.values() for point in points})))
+    axes.set_xticks(apart(sorted({float(f"{100 * point.kept:.3g}") for points in lines.values() for point in points})))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", fontsize=9, frameon=False)
     return figure
-
-
-def _apart(places: Sequence[float]) -> list[float]:
-    """Of these places in order those that are far enough from the one before for both to be written."""
-    shown: list[float] = []
-    for place in places:
-        if not shown or place > 1.15 * shown[-1]:
-            shown.append(place)
-    return shown
 
 
 def draw_kept(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], path: Path) -> bool:
