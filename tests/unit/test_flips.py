@@ -173,19 +173,20 @@ def test_it_stays_within_bounds():
 # ---- after a dense start, and in a gradual one ----
 
 
+@pytest.mark.parametrize("target", [None, 0.05])
 @pytest.mark.filterwarnings("ignore:SRSTE begins at step 0")
-def test_after_a_dense_start_it_is_the_search_of_a_run_that_begins_there():
+def test_after_a_dense_start_it_is_the_search_of_a_run_that_begins_there(target):
     data = batches(100)
     model, whole = network(), network()
     optimizer, its_optimizer = sgd(model), sgd(whole)
-    handle = nofm.attach(SRSTE(decay="auto", probe=60, begin_at=40), whole, its_optimizer)
+    handle = nofm.attach(SRSTE(decay="auto", probe=60, begin_at=40, target=target), whole, its_optimizer)
     dense = nofm.attach(nofm.Dense(), model, optimizer)
     for x in data[:40]:
         step(model, optimizer, x)
         step(whole, its_optimizer, x)
         assert flips.decay_of(handle.memory) == 2e-4, "there is nothing to look at yet"
     dense.detach()
-    later = nofm.attach(SRSTE(decay="auto", probe=60), model, optimizer)
+    later = nofm.attach(SRSTE(decay="auto", probe=60, target=target), model, optimizer)
     for x in data[40:]:
         assert not handle.found
         step(model, optimizer, x)
