@@ -96,6 +96,11 @@ TABLE = {
         "--sparsity.method.rounds 6",
         "the last pruning would be at 600, after the end of the run, 400 steps",
     ),
+    "tickets that are never pruned enough in as many rounds as usual": bad(
+        "--sparsity.pattern 1:1 --sparsity.method.kind lottery --sparsity.method.every 100",
+        "sparsity.method.rounds",
+        "the last pruning would be at 700, after the end of the run, 400 steps",
+    ),
     "search that a dense start leaves no time for": bad(
         "--sparsity.method.begin_at 380 --sparsity.method.decay auto --sparsity.method.probe 40",
         "--sparsity.method.probe 40",

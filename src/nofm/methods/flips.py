@@ -6,8 +6,9 @@ The paper (Fig. 4) compares four lambdas by training four times. Hu et al. 2024 
 brings the flip rate to a fraction, 0.6 to 0.95, of what it is without, and try candidates in the warm-up. Flip rates fall by themselves
 as training goes on and move with the learning rate, so a fraction only means something at the same step. Therefore one run has both:
 in its first `probe` steps the odd outputs of every layer are trained by STE, as a control, and the even ones by SR-STE. After a dense
-or gradual start these are the first steps with the pattern itself: the more weights a layer keeps, the more it takes to calm it (digits:
-0.02 at 8:16, 0.007 at 4:16, 0.0035 at 1:16), so what is found with a wider one does not serve it.
+or gradual start these are the first steps with the pattern itself: the more weights a layer keeps, the more it takes to calm it, so
+what is found with a wider one does not serve it (means of three seeds: 0.02 at 8:16, 0.007 at 4:16, 0.0035 at 1:16, by
+`nofm train digits --sparsity.pattern 8:16 --sparsity.method.decay auto --sparsity.method.probe 100 --seeds 3`).
 
     log lambda <- log lambda + 20 / probe * clip(3 * log(r_even / (SHARE * r_odd)), -1, 1)      at each step of the probe
     log lambda <- its mean over the second half of the probe                                    at the last one; then for all outputs
