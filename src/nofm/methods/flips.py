@@ -15,7 +15,8 @@ what is found with a wider one does not serve it (means of three seeds: 0.02 at 
 
 Where `target` says which flip rate is wanted, that stands for SHARE * r_odd, and all outputs are trained alike. Pruned weights shrink by
 about lr * lambda / (1 - momentum) in a step, so what is found calms the mask within the time of the probe: a probe of a tenth of the
-run is what was tried (results/README.md: level with a lambda by hand or up to 0.4 points below), and a short one finds a large lambda. Its steps are run by the host, which looks at the masks after each.
+run is what was tried (results/README.md: level with a lambda by hand or up to 0.4 points below), and a short one finds a large lambda.
+Its steps are run by the host, which looks at the masks after each.
 """
 
 from __future__ import annotations

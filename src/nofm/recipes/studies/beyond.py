@@ -6,8 +6,9 @@ Plain rows are also the allocations' baseline: uniform.
 Which rows: lambda by flip rate, mixed N:M, a longer warm-up, a dense or a gradual start are what nofm offers. Three convolutions on
 CIFAR-10 (1,500 steps, 1:16) had spoken for a dense half and for less weight decay, by three points together; ResNet-20 speaks against both,
 by four and by one and a half (60 epochs, one seed: results/README.md). So more weight decay is tried too. In that trial the search for
-lambda lost 0.8 points; on ResNet-20 0.35 at 1:16, 0.4 after a gradual start, and nothing that can be told at 1:4 or with mixed patterns. Not here: 2:32 instead of 1:16 and masks by an average of the weights, which lost one and eight points on the three
-convolutions; allocation by magnitude, which is that of ERK but for two layers of ResNet-20.
+lambda lost 0.8 points; on ResNet-20 it loses 0.35 at 1:16, 0.4 after a gradual start, and nothing that can be told at 1:4 or with mixed
+patterns. Not here: 2:32 instead of 1:16 and masks by an average of the weights, which lost one and eight points on the three convolutions;
+allocation by magnitude, which is that of ERK but for two layers of ResNet-20.
 """
 
 from __future__ import annotations
