@@ -18,6 +18,7 @@ from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
 from ..site import Site, sites
 from ..sparsify import unwrap
+from . import saved
 from .base import Memory, Method
 from .driver import Driver
 from .one_pass import check_optimizer
@@ -99,27 +100,32 @@ class Handle:
         self._lenses = []  # a second detach must not take a later method's lenses away
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on exactly: numbers of steps, and frozen masks as bits. No pickle needed."""
+        """What a checkpoint needs to go on exactly: numbers of steps, frozen masks as bits, what the method remembers; and of which
+        method, options and patterns it is. No pickle needed."""
         masks = {site.key: pack(site.stored_mask) for site in self._sites if site.stored_mask is not None}
         steps = [driver.number for driver in self._drivers]
-        return {"method": type(self.method).__name__, "steps": steps, "masks": masks, "memory": self.memory.state_dict()}
+        return {**saved.origin(self.method, self._sites), "steps": steps, "masks": masks, "memory": self.memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`, forward or back. Load the model first: loading weights makes frozen masks anew."""
-        name, by_key = type(self.method).__name__, {site.key: site for site in self._sites}
-        if state["method"] != name:
-            raise OptimizerError(f"this state is of method {state['method']}, the attached one is {name}; attach the same method")
-        if len(state["steps"]) != len(self._drivers):
-            raise OptimizerError(f"this state is of {len(state['steps'])} optimizers, {len(self._drivers)} are attached")
-        if unknown := sorted(set(state["masks"]) - set(by_key)):
-            raise OptimizerError(f"this state has masks for {', '.join(unknown)}, which are not sparse weights of this model")
-        if missing := [what for what in self.method.remembers() if what not in state["memory"]["tensors"]]:
-            raise OptimizerError(f"this state is of {name} with other options: it has no {missing[0]}; attach the method as it was")
+        """Go on from `state_dict()`, forward or back. Load the model first: loading weights makes frozen masks anew.
+
+        A state of another method, of other patterns or of options that it was made by (`sparsity`) is refused, and nothing is loaded.
+        Where another option has changed, the attached one holds from now on, and a warning names both.
+        """
+        saved.check(state, self.method, self._sites, self.memory, len(self._drivers))
+        if changed := saved.changes(state, self.method):
+            was, now = (", ".join(f"{change[0]}={change[i]!r}" for change in changed) for i in (1, 2))
+            warnings.warn(
+                f"this state is of {type(self.method).__name__}({was}), the attached one has {now}, which holds from step "
+                f"{max(state['steps'])} on; what was done until then stays. If that is not meant, detach() and attach the method as it was",
+                stacklevel=2,
+            )
         for driver, number in zip(self._drivers, state["steps"], strict=True):
             driver.number = int(number)
         for site in self._sites:
             if site.stored_mask is not None and site.key not in state["masks"]:
                 site.thaw(ste.dense)  # the state is of a time before the mask was made
+        by_key = {site.key: site for site in self._sites}
         for key, packed in state["masks"].items():
             site = by_key[key]
             lens = site.lens if site.stored_mask is not None else ste.frozen

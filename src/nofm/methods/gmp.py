@@ -58,6 +58,9 @@ class GMP(Method):
         if self.end_at < self.begin_at:
             raise OptimizerError(f"end_at={self.end_at} comes before begin_at={self.begin_at}")
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("sparsity", "allocation")
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         set_budget(sites, memory, self.sparsity, self.allocation)
         for site in sites:

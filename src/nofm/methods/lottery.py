@@ -61,6 +61,9 @@ class LotteryTicket(Method):
         if self.rewind_to >= self.every:
             raise OptimizerError(f"rewind_to={self.rewind_to} must come before the end of the first training, every={self.every}")
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("sparsity", "allocation", "rewind_to")
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         pruning.check_one_optimizer("rewinding", memory)
         pruning.set_budget(sites, memory, self.sparsity, self.allocation)

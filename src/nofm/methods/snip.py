@@ -44,6 +44,9 @@ class SNIP(Method):
         check_share("sparsity", self.sparsity)
         check_whole("batches", self.batches, least=1)
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("sparsity", "batches")
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         set_budget(sites, memory, self.sparsity, "global")
         for site in sites:

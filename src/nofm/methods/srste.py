@@ -122,6 +122,9 @@ class SRSTE(Method):
     def remembers(self) -> tuple[str, ...]:
         return ("decay",) if self.decay == "auto" else ()
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("decay", "probe", "target", "begin_at") if self.decay == "auto" else ()
+
     def phase(self, number: int) -> str | None:
         stage = self._stage(number - 1)
         if self._probes(number) or stage != self._stage(number):
