@@ -22,6 +22,7 @@ from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
 from .masks import check_finite
 from .overview import Summary, forget_reasons, remember_reason, summary
 from .site import Site, sites
+from .unfinished import who_keeps_more, why_more
 
 __all__ = ["Preset", "Rules", "densify_", "fold_", "sparsify_", "unwrap"]
 
@@ -93,21 +94,17 @@ def fold_(model: nn.Module) -> nn.Module:
     for site in found:
         shards.check_groups_whole(site.name, site.weight, site.grouping)
         check_finite(shards.local(site.weight), site.key)
-    _warn_about_dense(found)
+    _warn_about_more(found)
     for site in found:
         shards.local(site.weight).copy_(site.seen())
     return densify_(model)
 
 
-def _warn_about_dense(found: list[Site]) -> None:
+def _warn_about_more(found: list[Site]) -> None:
     """Say so where folding leaves more weights than their pattern keeps."""
-    if dense := [site.name for site in found if site.keeps_more]:
-        others = f" and {len(dense) - 1} more layers compute" if len(dense) > 1 else " computes"
-        warnings.warn(
-            f"{dense[0]}{others} with more weights than the pattern keeps, so fold_ does not write all of its zeros: by the method Dense, "
-            "before the step at which ASP or begin_at prunes, or in a copy (EMA) made before it; densify_ and sparsify_ it, then fold_",
-            stacklevel=4,  # who has called fold_, under torch's no_grad
-        )
+    if who := who_keeps_more(found):
+        # stacklevel: who has called fold_, under torch's no_grad
+        warnings.warn(f"{who}, so fold_ does not write all of its zeros: {why_more(found)}", stacklevel=4)
 
 
 def densify_(model: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
 from ..site import Site, sites
 from ..sparsify import unwrap
+from ..unfinished import TRAINED_BY
 from . import saved
 from .base import Memory, Method
 from .driver import Driver
@@ -47,7 +48,7 @@ class Handle:
             raise
         self._drivers = [Driver(method, optimizer, follow, self.memory, fused) for optimizer, follow in owners]
         for driver in self._drivers:
-            _ATTACHED.update((module, weakref.ref(driver)) for site, _ in driver.follow for module, _ in site.users)
+            TRAINED_BY.update((module, weakref.ref(driver)) for site, _ in driver.follow for module, _ in site.users)
 
     def _check_begun(self, site: Site) -> None:
         minds_it = site.lens in (ste.frozen, ste.held) or isinstance(site.lens, ste.SoftThreshold)
@@ -94,7 +95,7 @@ class Handle:
         self.memory.forget()
         for site, lens in self._lenses:
             for module, _ in site.users:
-                _ATTACHED.pop(module, None)
+                TRAINED_BY.pop(module, None)
             if isinstance(site.module, SparseModule) and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
         self._lenses = []  # a second detach must not take a later method's lenses away
@@ -189,16 +190,13 @@ def _inside(optimizer: Any) -> Any:
     return optimizer
 
 
-_ATTACHED: weakref.WeakKeyDictionary[SparseModule, weakref.ref[Driver]] = weakref.WeakKeyDictionary()
-
-
 def _check_free(found: list[Site]) -> None:
     """Raise if a method is attached to an optimizer that somebody still has. One whose optimizer is gone has ended without a word."""
-    taken = [site for site in found if site.module in _ATTACHED]
+    taken = [site for site in found if site.module in TRAINED_BY]
     if taken:
         gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
     for site in taken:
-        if _ATTACHED[site.module]() is not None:
+        if TRAINED_BY[site.module]() is not None:
             raise OptimizerError(f"{site.name} has a method attached already; call detach() on the handle that attach has returned first")
         if site.stored_mask is None:
             site.look_through(ste.straight_through)  # as `detach` would have left it

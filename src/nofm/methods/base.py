@@ -64,6 +64,10 @@ class Method:
         """What the method has settled by itself after step `number`, by name: options that were left to it."""
         return {}
 
+    def unfinished(self, number: int) -> str:
+        """What it has yet to do after step `number` before a network is what it was asked for, with its step: "it prunes at step 9"."""
+        return ""
+
     def fusible(self) -> bool:
         """Whether what a step does is a `term`, which an optimizer's own pass over the weights can hold."""
         return False

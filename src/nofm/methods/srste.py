@@ -135,6 +135,12 @@ class SRSTE(Method):
         is_over = self.decay == "auto" and number >= self.begin_at + self._probe_steps
         return {"decay": flips.decay_of(memory)} if is_over else {}
 
+    def unfinished(self, number: int) -> str:
+        if number >= self.begin_at:
+            return ""
+        start = "dense start lasts until" if self.ramp_at is None else f"gradual start (ramp_at={self.ramp_at}) comes to the pattern at"
+        return f"its {start} step {self.begin_at} (begin_at)"
+
     def _probes(self, number: int) -> bool:
         return self.decay == "auto" and 0 < number - self.begin_at <= self._probe_steps
 
