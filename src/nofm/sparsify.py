@@ -22,7 +22,7 @@ from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
 from .masks import check_finite
 from .overview import Summary, forget_reasons, remember_reason, summary
 from .site import Site, sites
-from .unfinished import who_keeps_more, why_more
+from .unfinished import too_early, trainings, who_keeps_more, why_more
 
 __all__ = ["Preset", "Rules", "densify_", "fold_", "sparsify_", "unwrap"]
 
@@ -94,17 +94,18 @@ def fold_(model: nn.Module) -> nn.Module:
     for site in found:
         shards.check_groups_whole(site.name, site.weight, site.grouping)
         check_finite(shards.local(site.weight), site.key)
-    _warn_about_more(found)
+    _warn_about(found)
     for site in found:
         shards.local(site.weight).copy_(site.seen())
     return densify_(model)
 
 
-def _warn_about_more(found: list[Site]) -> None:
-    """Say so where folding leaves more weights than their pattern keeps."""
-    if who := who_keeps_more(found):
-        # stacklevel: who has called fold_, under torch's no_grad
-        warnings.warn(f"{who}, so fold_ does not write all of its zeros: {why_more(found)}", stacklevel=4)
+def _warn_about(found: list[Site]) -> None:
+    """Say so where folding leaves more weights than their pattern keeps, or ends a method before it has finished."""
+    who = who_keeps_more(found)
+    said = f"{who}, so fold_ does not write all of its zeros: {why_more(found)}" if who else too_early("folded", trainings(found))
+    if said:
+        warnings.warn(said, stacklevel=4)  # who has called fold_, under torch's no_grad
 
 
 def densify_(model: nn.Module) -> nn.Module:

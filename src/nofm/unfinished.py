@@ -1,4 +1,4 @@
-"""Who trains a layer, and what its method has yet to do: for those who take the network as it is, by `fold_` or `save_packed`.
+"""Who trains a layer, and what its method has yet to do: for those who take the network as it is, by `fold_`, `save_packed`, `detach`.
 
 Methods are rooms above; here is what those below know of one. A copy of a layer is trained by nobody.
 """
@@ -6,13 +6,13 @@ Methods are rooms above; here is what those below know of one. A copy of a layer
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from .layers import SparseModule
 from .site import Site
 
-__all__ = ["TRAINED_BY", "Training", "who_keeps_more", "why_more"]
+__all__ = ["TRAINED_BY", "Training", "too_early", "trainings", "who_keeps_more", "why_more"]
 
 
 class Training(Protocol):
@@ -50,6 +50,17 @@ def why_more(found: Sequence[Site]) -> str:
     left = training.unfinished()
     why = f"{left}. Train until then, or" if left else f"the method {training.name()} trains all weights;"
     return f"{why} handle.detach() first, which leaves layers their pattern, by the weights as they are"
+
+
+def trainings(found: Sequence[Site]) -> list[Training]:
+    """What trains these layers."""
+    return [training for site in found if (training := _training(site)) is not None]
+
+
+def too_early(what: str, at_work: Iterable[Training]) -> str:
+    """A warning where one of these is `what` (folded, detached) before it has finished; "" where all have done their part."""
+    left = next((left for training in at_work if (left := training.unfinished())), "")
+    return f"{left}. It is {what} before that: train until then, or attach it with options that fit the steps that you take" if left else ""
 
 
 def _training(site: Site) -> Training | None:

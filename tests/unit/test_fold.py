@@ -212,7 +212,9 @@ def test_what_is_folded_or_packed_too_early_says_until_when_and_what_to_do(metho
 def test_a_method_that_is_detached_leaves_layers_their_pattern(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 16))
     nofm.sparsify_(model, "1:16", preset="all")
-    nofm.attach(nofm.SRSTE(ramp_at=0, begin_at=9), model, torch.optim.SGD(model.parameters())).detach()
+    handle = nofm.attach(nofm.SRSTE(ramp_at=0, begin_at=9), model, torch.optim.SGD(model.parameters()))
+    with pytest.warns(UserWarning, match="It is detached before that"):
+        handle.detach()
     nofm.save_packed(model, tmp_path / "packed.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -18,7 +18,7 @@ from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
 from ..site import Site, sites
 from ..sparsify import unwrap
-from ..unfinished import TRAINED_BY
+from ..unfinished import TRAINED_BY, too_early
 from . import saved
 from .base import Memory, Method
 from .driver import Driver
@@ -89,7 +89,14 @@ class Handle:
             driver.watch.replayed(driver.number)
 
     def detach(self) -> None:
-        """Stop taking part in steps. Layers see their weights as before `attach`, except where a mask has been frozen."""
+        """Stop taking part in steps. Layers see their weights as before `attach`, except where a mask has been frozen.
+
+        A method that has not finished (a dense or gradual start, a search for lambda, a pruning to come) says so: its network is not what
+        was asked for.
+        """
+        is_at_work = any(isinstance(site.module, SparseModule) for site, _ in self._lenses)  # neither detached nor folded before
+        if is_at_work and (said := too_early("detached", self._drivers)):
+            warnings.warn(said, stacklevel=2)
         for driver in self._drivers:
             driver.remove()
         self.memory.forget()

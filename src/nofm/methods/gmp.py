@@ -70,6 +70,9 @@ class GMP(Method):
     def phase(self, number: int) -> str | None:
         return None if self._prunes(number) else "frozen"
 
+    def unfinished(self, number: int) -> str:
+        return f"it comes to sparsity {self.sparsity} at step {self.end_at} (end_at)" if number < self.end_at else ""
+
     def _prunes(self, number: int) -> bool:
         between = self.begin_at < number < self.end_at
         return number == self.end_at or (between and (number - self.begin_at) % self.every == 0)

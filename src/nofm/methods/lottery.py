@@ -76,6 +76,10 @@ class LotteryTicket(Method):
     def phase(self, number: int) -> str | None:
         return None if number == self.rewind_to or self._round(number) else "frozen"
 
+    def unfinished(self, number: int) -> str:
+        last = self.every + (self.rounds - 1) * (self.every - self.rewind_to)
+        return f"its last pruning is at step {last} (every, rounds)" if number < last else ""
+
     def _round(self, number: int) -> int:
         """Which round ends with step `number`, from 1; 0 if none does."""
         rounds, rest = divmod(number - self.every, self.every - self.rewind_to)

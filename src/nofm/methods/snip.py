@@ -56,6 +56,9 @@ class SNIP(Method):
     def phase(self, number: int) -> str | None:
         return None if number <= self.batches else "frozen"
 
+    def unfinished(self, number: int) -> str:
+        return f"it prunes at step {self.batches} (batches)" if number < self.batches else ""
+
     def before_step(self, step: Step) -> None:
         for owned in self._measured(step):
             step.carried[f"{owned.site.key}:weight"] = owned.weight.clone()

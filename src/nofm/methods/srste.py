@@ -136,10 +136,16 @@ class SRSTE(Method):
         return {"decay": flips.decay_of(memory)} if is_over else {}
 
     def unfinished(self, number: int) -> str:
-        if number >= self.begin_at:
+        if number < self.begin_at:
+            start = "dense start lasts until" if self.ramp_at is None else f"gradual start (ramp_at={self.ramp_at}) comes to the pattern at"
+            return f"its {start} step {self.begin_at} (begin_at)"
+        if self.decay != "auto" or number >= self.begin_at + self._probe_steps:
             return ""
-        start = "dense start lasts until" if self.ramp_at is None else f"gradual start (ramp_at={self.ramp_at}) comes to the pattern at"
-        return f"its {start} step {self.begin_at} (begin_at)"
+        spared = "" if self.target else ", and every other output of each layer has none"
+        return (
+            f'its search for lambda (decay="auto") ends at step {self.begin_at + self._probe_steps} (probe={self._probe_steps}, where a '
+            f"tenth of the steps that you train is enough): until then lambda is not settled{spared}"
+        )
 
     def _probes(self, number: int) -> bool:
         return self.decay == "auto" and 0 < number - self.begin_at <= self._probe_steps
