@@ -17,7 +17,7 @@ from ..errors import OptimizerError
 from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
 from ..site import Site, sites
-from ..sparsify import unwrap
+from ..sparsifying import unwrap
 from ..unfinished import TRAINED_BY, too_early
 from . import saved
 from .base import Memory, Method

@@ -4,6 +4,8 @@ Which layers: *rules* map name globs to patterns, first match wins; a *preset* s
 custom (the first convolution, the classifier). A rule other than "*" names its layers on purpose and goes before the preset.
 Nothing is decided silently: a layer is sparse, or has a reason not to be that `summary` prints, and a request without effect
 is an error. The model is touched only after everything has been decided.
+
+(The room is not called `sparsify`: `nofm.sparsify(model)`, a slip for the verb, would find the module, which cannot be called.)
 """
 
 from __future__ import annotations
