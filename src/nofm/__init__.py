@@ -25,7 +25,8 @@ else:
             return import_module(f"nofm.{name}")
         names = import_module("nofm._names")
         if not hasattr(names, name):
-            raise AttributeError(f"module 'nofm' has no attribute {name!r}")
+            in_place = f"; did you mean nofm.{name}_, which works in place?" if hasattr(names, f"{name}_") else ""
+            raise AttributeError(f"module 'nofm' has no attribute {name!r}{in_place}")
         return getattr(names, name)
 
     def __dir__() -> list[str]:

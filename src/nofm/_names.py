@@ -30,7 +30,7 @@ from .methods import (
 from .overview import Summary, summary
 from .patterns import Pattern
 from .site import sites
-from .sparsify import densify_, fold_, sparsify_
+from .sparsifying import densify_, fold_, sparsify_
 from .version import __version__
 
 __all__ = [

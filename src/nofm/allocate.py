@@ -32,7 +32,7 @@ from .layers import SparseModule
 from .masks import Grouping, check_finite
 from .patterns import Pattern, PatternLike
 from .site import parameter_name
-from .sparsify import unwrap
+from .sparsifying import unwrap
 
 __all__ = ["CANDIDATES", "STRATEGY", "Strategy", "allocate_patterns"]
 

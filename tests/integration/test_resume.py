@@ -28,6 +28,7 @@ from nofm.engine.config import ConfigError, EngineConfig, ModelConfig, RunConfig
 from nofm.engine.problems import classification
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import train
+from nofm.errors import OptimizerError
 from nofm.report.read import load
 from nofm.tasks import models
 
@@ -352,3 +353,19 @@ def test_a_network_of_another_shape_is_refused(noisy, tmp_path):
         train(wider, tmp_path / "run", resume=True, allow_change=True)
     assert_same(digests(tmp_path / "run"), before)
     assert (tmp_path / "run" / "run.json").read_bytes() == told
+
+
+def test_another_pattern_is_refused(tmp_path):
+    train_until(SMALL, tmp_path / "run", "checkpoint")
+    before, told = digests(tmp_path / "run"), (tmp_path / "run" / "run.json").read_bytes()
+    with pytest.raises(OptimizerError, match=r"conv2.weight: 2:4 in this state, 1:4 in this model"):
+        train(changed(SMALL, sparsity={"pattern": "1:4"}), tmp_path / "run", resume=True, allow_change=True)
+    assert_same(digests(tmp_path / "run"), before)
+    assert (tmp_path / "run" / "run.json").read_bytes() == told
+
+
+def test_a_lambda_that_was_changed_holds_with_a_word(tmp_path):
+    train_until(SMALL, tmp_path / "run", "checkpoint")
+    other = changed(SMALL, sparsity={"method": dataclasses.replace(SMALL.sparsity.method, decay=0.07)})
+    with pytest.warns(UserWarning, match=r"SRSTE\(decay=0\.005\), the attached one has decay=0\.07, which holds from step \d+ on"):
+        train(other, tmp_path / "run", resume=True, allow_change=True)

@@ -256,7 +256,7 @@ def test_a_state_without_a_search_is_refused_before_anything_is_changed():
     with pytest.raises(
         nofm.OptimizerError, match="this state is of SRSTE with other options: it has no decay; attach the method as it was"
     ):
-        searched.load_state_dict({**fixed.state_dict(), "steps": [7]})
+        searched.load_state_dict({**fixed.state_dict(), "steps": [7], "options": {}})  # as before options were saved
     assert searched.step == 0
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +144,12 @@ def test_fold_keeps_what_autograd_knows(net: Net) -> None:
     assert net.conv.weight.grad is not None
 
 
+COPY = (
+    "no method is attached that would prune it: this is a copy (EMA) made before the step at which ASP (prune_at) or SRSTE (begin_at, and "
+    "ramp_at before it) prunes, or the optimizer is gone before that step; densify_ and sparsify_ it first"
+)
+
+
 @pytest.mark.parametrize(
     ("method", "warns"),
     [
@@ -158,9 +166,57 @@ def test_fold_says_where_nothing_is_pruned(method: nofm.Method, warns: bool) -> 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folded = nofm.fold_(copy.deepcopy(model))
-    said = [str(warning.message).partition(":")[0] for warning in caught]
-    assert (
-        said == ["0 and 1 more layers compute with more weights than the pattern keeps, so fold_ does not write all of its zeros"] * warns
-    )
+    now = "3:4" if getattr(method, "ramp_at", None) == 0 else "dense"
+    said = f"0 and 1 more layers compute with more weights than the pattern keeps ({now}), so fold_ does not write all of its zeros: {COPY}"
+    assert [str(warning.message) for warning in caught] == [said] * warns
     assert [warning.filename for warning in caught] == [__file__] * warns
     assert int((folded[0].weight != 0).sum()) == (32 if not warns else 48 if getattr(method, "ramp_at", None) == 0 else 64)
+
+
+NOT_YET = {
+    "gradual start": (
+        nofm.SRSTE(ramp_at=1, begin_at=7),
+        "SRSTE has taken 2 steps, and its gradual start (ramp_at=1) comes to the pattern at step 7 (begin_at). Train until then, or",
+    ),
+    "dense start": (
+        nofm.SRSTE(begin_at=5),
+        "SRSTE has taken 2 steps, and its dense start lasts until step 5 (begin_at). Train until then, or",
+    ),
+    "ASP": (nofm.ASP(prune_at=3), "ASP has taken 2 steps, and it prunes at step 3 (prune_at). Train until then, or"),
+    "Dense": (nofm.Dense(), "the method Dense trains all weights;"),
+}
+
+
+@pytest.mark.parametrize(("method", "why"), NOT_YET.values(), ids=NOT_YET)
+def test_what_is_folded_or_packed_too_early_says_until_when_and_what_to_do(method: nofm.Method, why: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16))
+    nofm.sparsify_(model, "1:16", preset="all")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = nofm.attach(method, model, optimizer)
+    for _ in range(2):
+        model(torch.randn(2, 16)).sum().backward()
+        optimizer.step()
+    now = "8:16" if getattr(method, "ramp_at", None) == 1 else "dense"
+    who = f"0 computes with more weights than the pattern keeps ({now}), "
+    because = f": {why} handle.detach() first, which leaves layers their pattern, by the weights as they are"
+    with pytest.raises(nofm.LayerError) as refused:
+        nofm.save_packed(model, tmp_path / "packed.safetensors")
+    assert str(refused.value) == f"{who}and a packed file holds its pattern{because}"
+    with pytest.warns(UserWarning, match=re.escape(COPY)):
+        nofm.fold_(copy.deepcopy(model))
+    with pytest.warns(UserWarning, match=f"^{re.escape(f'{who}so fold_ does not write all of its zeros{because}')}$"):
+        nofm.fold_(model)
+    assert handle.step == 2
+
+
+def test_a_method_that_is_detached_leaves_layers_their_pattern(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16))
+    nofm.sparsify_(model, "1:16", preset="all")
+    handle = nofm.attach(nofm.SRSTE(ramp_at=0, begin_at=9), model, torch.optim.SGD(model.parameters()))
+    with pytest.warns(UserWarning, match="It is detached before that"):
+        handle.detach()
+    nofm.save_packed(model, tmp_path / "packed.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nofm.fold_(model)
+    assert nofm.verify(model, "1:16").ok

@@ -10,6 +10,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+from torch import nn
+
 import nofm
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +61,15 @@ def test_every_exported_name_exists_and_is_documented():
     for name in nofm.__all__:
         exported = getattr(nofm, name)
         assert name == "__version__" or name == "METHODS" or exported.__doc__, name
+
+
+@pytest.mark.parametrize("name", ["sparsify", "fold", "densify"])
+def test_a_verb_without_its_underscore_is_told_its_name(name):
+    """No room has the name of a verb: it would be found instead, and a module cannot be called."""
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean nofm.{name}_, which works in place"):
+        getattr(nofm, name)(nn.Linear(8, 8))
+    with pytest.raises(AttributeError, match=r"no attribute 'no_such_name'$"):
+        _ = nofm.no_such_name
 
 
 def test_doctests_of_the_public_functions():

@@ -234,7 +234,11 @@ def trained_dense() -> nn.Module:
     ("given", "options", "message"),
     [
         (lambda: nn.Linear(8, 8), {}, "no weight has zeros worth leaving out.*fold_ it first"),
-        (trained_dense, {}, "weight: computes with more weights than the pattern keeps: by the method Dense"),
+        (
+            trained_dense,
+            {},
+            "weight computes with more weights than the pattern keeps .*, and a packed file holds its pattern: the method Dense trains all",
+        ),
         (lambda: nn.Linear(8, 8), {"pattern": "2:4"}, r"pattern='2:4': weight \(16 of 16 groups\) do not have it"),
         (lambda: nofm.sparsify_(m := nn.Linear(8, 8), "2:4", preset="all") and m, {"pattern": "2:4"}, "has patterns of its own"),
         (lambda: nn.Linear(8, 8, device="meta"), {}, "weight: is on the meta device"),

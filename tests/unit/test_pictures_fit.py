@@ -187,6 +187,23 @@ def test_a_run_far_from_all_others_is_a_number_at_the_edge(scores, words):
         assert (box.x0 - score.bbox.x0 < 5) == text.get_text().startswith("◂")
 
 
+@pytest.mark.parametrize(("scores", "words"), FAR.values(), ids=FAR)
+def test_beside_lines_it_is_so_as_well(scores, words):
+    """Of Fig. 4 the largest negative lambda, 40 points below all others, had left them a fifth of the axis."""
+    rows, names = with_scores(scores)
+    figure = study_figure.figure_of("A study", MEASURES["classification"], dict(list(rows.items())[:12]))
+    assert_readable(figure)
+    ends = figure.axes[2]
+    assert {names[text.xy[1]]: text.get_text() for text in ends.texts} == {names[number]: text for number, text in words.items()}
+    assert ends.get_title().split("\n") == [
+        "Every run (dots) and the mean (bar)",
+        *["numbers at the edge: runs that lie outside"] * bool(words),
+    ]
+    low, high = ends.get_xlim()
+    assert low < 85 < 90.7 < high
+    assert high - low < (12 if words else 20), "the others have most of the axis"
+
+
 def test_rows_that_are_all_but_one_the_same_have_an_axis():
     rows, _ = with_scores({number: [90.0] for number in range(12)} | {12: [7.8]})
     low, high = study_figure.figure_of("A study", MEASURES["classification"], rows).axes[0].get_xlim()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+from pathlib import Path
 
 import pytest
 from test_report_numbers import EVENTS, LAYERS, write_run
@@ -92,6 +94,26 @@ def test_the_commit_of_nofm_and_that_of_the_working_folder_are_told_apart(tmp_pa
     assert re.search(r"<th[^>]*>commit of nofm</th>\s*<th[^>]*>commit of the working folder</th>", shown)
     lines = list(csv.DictReader((tmp_path / "out" / "report.csv").open()))
     assert [(line["commit"], line["workdir_commit"]) for line in lines] == [("", ""), ("abc123", "def456+")]
+
+
+def test_what_a_search_has_found_is_in_the_table_and_the_files(tmp_path):
+    def searched(seed: int, decay: float) -> Path:
+        found = {"event": "found", "step": 10, "values": {"decay": decay}}
+        config = {"sparsity": {"method": {"kind": "srste", "decay": "auto"}}}
+        return write_run(tmp_path / f"auto-{seed}", [*EVENTS[:4], found, *EVENTS[4:]], seed, config=config)
+
+    fixed = write_run(tmp_path / "fixed", config={"sparsity": {"method": {"kind": "srste", "decay": 0.002}}})
+    runs = [searched(0, 0.001), searched(1, 0.003), fixed]
+    header, auto, plain, *_ = (re.split(r"  +", line) for line in table(runs).splitlines())
+    assert (header[-1], auto[-1], plain[-1]) == ("decay found", "0.002 ± 0.0014", "\N{EM DASH}")
+    page = write_report(runs, tmp_path / "out" / "report.html")
+    lines = list(csv.DictReader(page.with_suffix(".csv").open()))
+    assert [line["found/decay"] for line in lines] == ["0.001", "0.003", ""]
+    numbers = [group["numbers"] for group in json.loads(page.with_suffix(".json").read_text())["groups"]]
+    assert numbers[0]["found/decay"]["mean"] == pytest.approx(0.002)
+    assert "found/decay" not in numbers[1]
+    assert "found" not in table([fixed]), "a column for nobody"
+    assert "found" not in write_report([fixed], tmp_path / "plain" / "report.html").with_suffix(".csv").read_text()
 
 
 @pytest.mark.parametrize("picture", [False, True])

@@ -339,6 +339,20 @@ def test_lines_come_back_as_they_were(tmp_path):
 SAD = "SAD: how many times a weight of a sparse layer changed between kept and pruned in the whole run, on average."
 
 
+def test_rows_that_are_one_training_are_said_to_be():
+    """On digits an allocation by ERK gives both layers the pattern of the plain row: no second finding, though it has a row of its own."""
+    twins = {"a": ROWS["a"], "b": [line("b", "2", seed, score) for seed, score in ((0, 0.41), (1, 0.43), (2, 0.5))]}
+    said = 'Equal in all numbers of all seeds, so one training under two names: "b" is "a".'
+    assert table_markdown(FACTS, twins).splitlines()[-2:] == ["", said], "where only one of them has a seed, that does not count"
+    mixed = {**FACTS, "rows": [FACTS["rows"][0], {**FACTS["rows"][1], "pattern": None}]}
+    assert table_markdown(mixed, twins).splitlines()[-1] == f"{said} A budget that gives every layer the same pattern mixes nothing."
+    assert said in texts(FACTS, twins)["table.md"]
+    assert said not in table_markdown(FACTS, twins, brief=True)
+    others = (ROWS["b"], [*twins["b"][:1], line("b", "2", 1, 0.42)], [line("b", "2", 0, 0.41, sad=1.6)], [line("b", "2", 7, 0.41)], [])
+    for other in others:
+        assert "Equal" not in table_markdown(FACTS, {**twins, "b": other})
+
+
 def test_a_table_says_which_masks_a_dense_row_was_watched_by():
     rows = [{**FACTS["rows"][0], "watched": "1:16"}, FACTS["rows"][1]]
     facts = {**FACTS, "sad_every": 97, "rows": rows}

@@ -22,7 +22,7 @@ from .. import ste
 from ..errors import NofmError
 from ..layers import seen_now
 from ..site import layer_name, parameter_name, sites
-from ..sparsify import unwrap
+from ..sparsifying import unwrap
 
 __all__ = ["Cost", "LayerCost", "cost"]
 

@@ -19,7 +19,7 @@ from .. import shards
 from ..errors import LayerError, MaskDivergenceError, NofmError
 from ..masks import pack
 from ..site import Site, sites
-from ..sparsify import unwrap
+from ..sparsifying import unwrap
 
 __all__ = ["check_ranks", "fingerprints"]
 

@@ -25,7 +25,7 @@ from ..kernels.select import Path, choose, forced_path
 from ..layers import SparseModule
 from ..masks import Grouping, differing, pack
 from ..site import Site, sites
-from ..sparsify import unwrap
+from ..sparsifying import unwrap
 
 __all__ = ["SAD", "Divergence", "sad_of_forwards"]
 

@@ -21,7 +21,7 @@ from ..layers import dense_class
 from ..masks import Grouping
 from ..patterns import Pattern, PatternLike
 from ..site import sites
-from ..sparsify import unwrap
+from ..sparsifying import unwrap
 
 __all__ = ["KernelShapes", "Shape", "beyond", "kernel_shapes", "shapes_of"]
 

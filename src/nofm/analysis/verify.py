@@ -32,7 +32,7 @@ from ..overview import table
 from ..packed import is_packed, unpacked
 from ..patterns import Pattern
 from ..site import parameter_name, sites
-from ..sparsify import unwrap
+from ..sparsifying import unwrap
 
 __all__ = ["Verification", "WeightReport", "verify"]
 

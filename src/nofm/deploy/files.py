@@ -6,6 +6,7 @@ What is in it is said in `nofm.packed`. Here is what a user hands over: a model 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from ..errors import LayerError, NofmError, PackedError
 from ..masks import Grouping
 from ..packed import KEY, PackedWeight, is_packed, metadata_of, other_metadata, pack_weight, smaller_packed, tensors_of, unpacked
 from ..site import sites
-from ..sparsify import unwrap
+from ..sparsifying import unwrap
+from ..unfinished import too_early, trainings, who_keeps_more, why_more
 from .folded import folded_weights
 
 __all__ = ["PackedFile", "load_packed", "repack", "save_packed"]
@@ -135,12 +137,10 @@ def _of_model(model: nn.Module, pattern: Rules | None) -> tuple[dict[str, Tensor
     model = unwrap(model)
     _check_tensors(model.state_dict())
     found = list(sites(model))
-    if dense := [site.name for site in found if site.keeps_more]:
-        names = f"{', '.join(dense[:3])}{', ...' * (len(dense) > 3)}"
-        raise LayerError(
-            f"{names}: computes with more weights than the pattern keeps: by the method Dense, before the step at which "
-            "ASP or begin_at prunes, or in a copy (EMA) made before it; densify_ and sparsify_ it first"
-        )
+    if who := who_keeps_more(found):
+        raise LayerError(f"{who}, and a packed file holds its pattern: {why_more(found)}")
+    if said := too_early("packed", trainings(found)):
+        warnings.warn(said, stacklevel=3)  # who has called save_packed
     groupings = {site.key: site.grouping for site in found}
     if not groupings:
         return _of_state(folded_weights(model), pattern)

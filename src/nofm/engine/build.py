@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ..errors import LayerError, NofmError
 from ..methods import METHODS, Method
-from ..sparsify import sparsify_
+from ..sparsifying import sparsify_
 from ..tasks.base import Task
 from .config import ConfigError, RunConfig
 from .counting import METHOD_LENGTHS

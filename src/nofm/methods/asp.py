@@ -44,6 +44,9 @@ class ASP(Method):
     def phase(self, number: int) -> str | None:
         return None if number == self.prune_at else "dense" if number < self.prune_at else "frozen"
 
+    def unfinished(self, number: int) -> str:
+        return f"it prunes at step {self.prune_at} (prune_at)" if number < self.prune_at else ""
+
     def after_step(self, step: Step) -> None:
         for owned in (*step.weights, *step.resting):
             if owned.site.stored_mask is not None:

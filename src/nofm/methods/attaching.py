@@ -17,7 +17,9 @@ from ..errors import OptimizerError
 from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
 from ..site import Site, sites
-from ..sparsify import unwrap
+from ..sparsifying import unwrap
+from ..unfinished import TRAINED_BY, too_early
+from . import saved
 from .base import Memory, Method
 from .driver import Driver
 from .one_pass import check_optimizer
@@ -46,7 +48,7 @@ class Handle:
             raise
         self._drivers = [Driver(method, optimizer, follow, self.memory, fused) for optimizer, follow in owners]
         for driver in self._drivers:
-            _ATTACHED.update((module, weakref.ref(driver)) for site, _ in driver.follow for module, _ in site.users)
+            TRAINED_BY.update((module, weakref.ref(driver)) for site, _ in driver.follow for module, _ in site.users)
 
     def _check_begun(self, site: Site) -> None:
         minds_it = site.lens in (ste.frozen, ste.held) or isinstance(site.lens, ste.SoftThreshold)
@@ -87,39 +89,51 @@ class Handle:
             driver.watch.replayed(driver.number)
 
     def detach(self) -> None:
-        """Stop taking part in steps. Layers see their weights as before `attach`, except where a mask has been frozen."""
+        """Stop taking part in steps. Layers see their weights as before `attach`, except where a mask has been frozen.
+
+        A method that has not finished (a dense or gradual start, a search for lambda, a pruning to come) says so: its network is not what
+        was asked for.
+        """
+        is_at_work = any(isinstance(site.module, SparseModule) for site, _ in self._lenses)  # neither detached nor folded before
+        if is_at_work and (said := too_early("detached", self._drivers)):
+            warnings.warn(said, stacklevel=2)
         for driver in self._drivers:
             driver.remove()
         self.memory.forget()
         for site, lens in self._lenses:
             for module, _ in site.users:
-                _ATTACHED.pop(module, None)
+                TRAINED_BY.pop(module, None)
             if isinstance(site.module, SparseModule) and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
         self._lenses = []  # a second detach must not take a later method's lenses away
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on exactly: numbers of steps, and frozen masks as bits. No pickle needed."""
+        """What a checkpoint needs to go on exactly: numbers of steps, frozen masks as bits, what the method remembers; and of which
+        method, options and patterns it is. No pickle needed."""
         masks = {site.key: pack(site.stored_mask) for site in self._sites if site.stored_mask is not None}
         steps = [driver.number for driver in self._drivers]
-        return {"method": type(self.method).__name__, "steps": steps, "masks": masks, "memory": self.memory.state_dict()}
+        return {**saved.origin(self.method, self._sites), "steps": steps, "masks": masks, "memory": self.memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`, forward or back. Load the model first: loading weights makes frozen masks anew."""
-        name, by_key = type(self.method).__name__, {site.key: site for site in self._sites}
-        if state["method"] != name:
-            raise OptimizerError(f"this state is of method {state['method']}, the attached one is {name}; attach the same method")
-        if len(state["steps"]) != len(self._drivers):
-            raise OptimizerError(f"this state is of {len(state['steps'])} optimizers, {len(self._drivers)} are attached")
-        if unknown := sorted(set(state["masks"]) - set(by_key)):
-            raise OptimizerError(f"this state has masks for {', '.join(unknown)}, which are not sparse weights of this model")
-        if missing := [what for what in self.method.remembers() if what not in state["memory"]["tensors"]]:
-            raise OptimizerError(f"this state is of {name} with other options: it has no {missing[0]}; attach the method as it was")
+        """Go on from `state_dict()`, forward or back. Load the model first: loading weights makes frozen masks anew.
+
+        A state of another method, of other patterns or of options that it was made by (`sparsity`) is refused, and nothing is loaded.
+        Where another option has changed, the attached one holds from now on, and a warning names both.
+        """
+        saved.check(state, self.method, self._sites, self.memory, len(self._drivers))
+        if changed := saved.changes(state, self.method):
+            was, now = (", ".join(f"{change[0]}={change[i]!r}" for change in changed) for i in (1, 2))
+            warnings.warn(
+                f"this state is of {type(self.method).__name__}({was}), the attached one has {now}, which holds from step "
+                f"{max(state['steps'])} on; what was done until then stays. If that is not meant, detach() and attach the method as it was",
+                stacklevel=2,
+            )
         for driver, number in zip(self._drivers, state["steps"], strict=True):
             driver.number = int(number)
         for site in self._sites:
             if site.stored_mask is not None and site.key not in state["masks"]:
                 site.thaw(ste.dense)  # the state is of a time before the mask was made
+        by_key = {site.key: site for site in self._sites}
         for key, packed in state["masks"].items():
             site = by_key[key]
             lens = site.lens if site.stored_mask is not None else ste.frozen
@@ -183,16 +197,13 @@ def _inside(optimizer: Any) -> Any:
     return optimizer
 
 
-_ATTACHED: weakref.WeakKeyDictionary[SparseModule, weakref.ref[Driver]] = weakref.WeakKeyDictionary()
-
-
 def _check_free(found: list[Site]) -> None:
     """Raise if a method is attached to an optimizer that somebody still has. One whose optimizer is gone has ended without a word."""
-    taken = [site for site in found if site.module in _ATTACHED]
+    taken = [site for site in found if site.module in TRAINED_BY]
     if taken:
         gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
     for site in taken:
-        if _ATTACHED[site.module]() is not None:
+        if TRAINED_BY[site.module]() is not None:
             raise OptimizerError(f"{site.name} has a method attached already; call detach() on the handle that attach has returned first")
         if site.stored_mask is None:
             site.look_through(ste.straight_through)  # as `detach` would have left it

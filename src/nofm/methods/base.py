@@ -46,6 +46,10 @@ class Method:
         """What must be in the memory of a state that it goes on from."""
         return ()
 
+    def begun_with(self) -> tuple[str, ...]:
+        """The options that masks and memory of a state were made by. They cannot be changed when it is loaded; others can."""
+        return ()
+
     def phase(self, number: int) -> str | None:
         """What kind of step `number` (from 1) is. Steps of one phase do the same work on the device, so that one captured in a
         CUDA graph can be replayed for the others. None: a step unlike others, which the host must run itself."""
@@ -59,6 +63,10 @@ class Method:
     def found(self, number: int, memory: Memory) -> dict[str, float]:
         """What the method has settled by itself after step `number`, by name: options that were left to it."""
         return {}
+
+    def unfinished(self, number: int) -> str:
+        """What it has yet to do after step `number` before a network is what it was asked for, with its step: "it prunes at step 9"."""
+        return ""
 
     def fusible(self) -> bool:
         """Whether what a step does is a `term`, which an optimizer's own pass over the weights can hold."""

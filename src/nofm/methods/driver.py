@@ -65,6 +65,14 @@ class Driver:
         if self.one_pass is not None:
             self.one_pass.remove()
 
+    def name(self) -> str:
+        return type(self.method).__name__
+
+    def unfinished(self) -> str:
+        """What the method has yet to do in later steps, as half a sentence with the step; "" where nothing is left."""
+        left = self.method.unfinished(self.number)
+        return f"{self.name()} has taken {self.number} step{'s' * (self.number != 1)}, and {left}" if left else ""
+
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         if not self.nesting.enters():
             return None

@@ -51,6 +51,9 @@ class DSR(Rewiring):
                 f"drop={self.drop} of all weights is no part of the {1 - self.sparsity:.4g} that sparsity={self.sparsity} keeps; give less"
             )
 
+    def begun_with(self) -> tuple[str, ...]:
+        return (*super().begun_with(), "threshold")
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         super().start(sites, memory)
         memory.tensors["threshold"] = torch.tensor(self.threshold, dtype=torch.float64)

@@ -58,6 +58,9 @@ class GMP(Method):
         if self.end_at < self.begin_at:
             raise OptimizerError(f"end_at={self.end_at} comes before begin_at={self.begin_at}")
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("sparsity", "allocation")
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         set_budget(sites, memory, self.sparsity, self.allocation)
         for site in sites:
@@ -66,6 +69,9 @@ class GMP(Method):
 
     def phase(self, number: int) -> str | None:
         return None if self._prunes(number) else "frozen"
+
+    def unfinished(self, number: int) -> str:
+        return f"it comes to sparsity {self.sparsity} at step {self.end_at} (end_at)" if number < self.end_at else ""
 
     def _prunes(self, number: int) -> bool:
         between = self.begin_at < number < self.end_at

@@ -61,6 +61,9 @@ class LotteryTicket(Method):
         if self.rewind_to >= self.every:
             raise OptimizerError(f"rewind_to={self.rewind_to} must come before the end of the first training, every={self.every}")
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("sparsity", "allocation", "rewind_to")
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         pruning.check_one_optimizer("rewinding", memory)
         pruning.set_budget(sites, memory, self.sparsity, self.allocation)
@@ -72,6 +75,10 @@ class LotteryTicket(Method):
 
     def phase(self, number: int) -> str | None:
         return None if number == self.rewind_to or self._round(number) else "frozen"
+
+    def unfinished(self, number: int) -> str:
+        last = self.every + (self.rounds - 1) * (self.every - self.rewind_to)
+        return f"its last pruning is at step {last} (every, rounds)" if number < last else ""
 
     def _round(self, number: int) -> int:
         """Which round ends with step `number`, from 1; 0 if none does."""

@@ -47,9 +47,17 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         return {"tensors": dict(self.tensors), "learned": {name: p.detach() for name, p in self.learned.items()}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise where `load_state_dict` could not put `state` in its places."""
         if unlike := sorted(set(state["learned"]) ^ set(self.learned)):
             raise OptimizerError(f"this state and the attached method do not learn the same parameters: {unlike[0]} is in one only")
+        for name, tensor in (*state["tensors"].items(), *state["learned"].items()):
+            mine = self.learned.get(name, self.tensors.get(name))
+            if mine is not None and mine.shape != tensor.shape:
+                raise OptimizerError(f"{name} has shape {tuple(tensor.shape)} in this state, {tuple(mine.shape)} in the attached method")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.check(state)
         before, self.tensors = self.tensors, {}
         for name, tensor in state["tensors"].items():
             mine = before.get(name)

@@ -52,6 +52,9 @@ class Connections(Method):
         """How layers see their weights: pruned ones get no gradient, except for methods that look at it."""
         return ste.frozen
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("sparsity", "allocation")
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         counts = allocate([site.weight.shape for site in sites], self.sparsity, self.allocation)
         frozen = [site for site in sites if site.stored_mask is not None]

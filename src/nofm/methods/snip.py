@@ -44,6 +44,9 @@ class SNIP(Method):
         check_share("sparsity", self.sparsity)
         check_whole("batches", self.batches, least=1)
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("sparsity", "batches")
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         set_budget(sites, memory, self.sparsity, "global")
         for site in sites:
@@ -52,6 +55,9 @@ class SNIP(Method):
 
     def phase(self, number: int) -> str | None:
         return None if number <= self.batches else "frozen"
+
+    def unfinished(self, number: int) -> str:
+        return f"it prunes at step {self.batches} (batches)" if number < self.batches else ""
 
     def before_step(self, step: Step) -> None:
         for owned in self._measured(step):

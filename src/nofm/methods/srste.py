@@ -122,6 +122,9 @@ class SRSTE(Method):
     def remembers(self) -> tuple[str, ...]:
         return ("decay",) if self.decay == "auto" else ()
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("decay", "probe", "target", "begin_at") if self.decay == "auto" else ()
+
     def phase(self, number: int) -> str | None:
         stage = self._stage(number - 1)
         if self._probes(number) or stage != self._stage(number):
@@ -131,6 +134,18 @@ class SRSTE(Method):
     def found(self, number: int, memory: Memory) -> dict[str, float]:
         is_over = self.decay == "auto" and number >= self.begin_at + self._probe_steps
         return {"decay": flips.decay_of(memory)} if is_over else {}
+
+    def unfinished(self, number: int) -> str:
+        if number < self.begin_at:
+            start = "dense start lasts until" if self.ramp_at is None else f"gradual start (ramp_at={self.ramp_at}) comes to the pattern at"
+            return f"its {start} step {self.begin_at} (begin_at)"
+        if self.decay != "auto" or number >= self.begin_at + self._probe_steps:
+            return ""
+        spared = "" if self.target else ", and every other output of each layer has none"
+        return (
+            f'its search for lambda (decay="auto") ends at step {self.begin_at + self._probe_steps} (probe={self._probe_steps}, where a '
+            f"tenth of the steps that you train is enough): until then lambda is not settled{spared}"
+        )
 
     def _probes(self, number: int) -> bool:
         return self.decay == "auto" and 0 < number - self.begin_at <= self._probe_steps

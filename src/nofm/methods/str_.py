@@ -50,6 +50,9 @@ class STR(Method):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise OptimizerError(f"{name}={value!r} is no finite number; {usual}")
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("initial",)
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         for site in sites:
             before = site.lens.s.detach() if isinstance(site.lens, ste.SoftThreshold) else torch.tensor(float(self.initial))

@@ -43,6 +43,9 @@ class UnstructuredSTE(Method):
         check_share("sparsity", self.sparsity)
         check_pool(self.allocation)
 
+    def begun_with(self) -> tuple[str, ...]:
+        return ("sparsity", "allocation")
+
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         budget = set_budget(sites, memory, self.sparsity, self.allocation)
         masks = strongest([shards.whole(site.weight.detach()) for site in sites], budget)

@@ -17,7 +17,20 @@ from .read import Run
 from .start import start_of
 from .units import NONE, Unit, big, duration, plus_minus, rate, unit_of_evaluation
 
-__all__ = ["KEPT", "comparison", "evaluated_cell", "focus", "head", "kept_share", "learning", "marks_of", "movement", "starts"]
+__all__ = [
+    "KEPT",
+    "comparison",
+    "evaluated_cell",
+    "focus",
+    "found_cell",
+    "found_names",
+    "head",
+    "kept_share",
+    "learning",
+    "marks_of",
+    "movement",
+    "starts",
+]
 
 Units = Mapping[str, Unit]
 
@@ -121,8 +134,7 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
         ("flip rate, % a step", lambda group: _flips(group.stat(mean_flip_rate))),
         ("time a run", lambda group: duration(found.mean if (found := group.stat(lambda run: run.seconds)) else None)),
     ]
-    for name in dict.fromkeys(name for group in groups for run in group.runs for name in run.found):
-        columns.append((f"{name} found", partial(_found_cell, name)))
+    columns += [(f"{name} found", partial(found_cell, name)) for name in found_names(groups)]
     rows = [
         {"colour": series_colour(i), "label": group.label, "cells": [cell(group) for _, cell in columns]} for i, group in enumerate(groups)
     ]
@@ -158,7 +170,13 @@ def evaluated_cell(name: str, metric: str, group: Group) -> str:
     return unit_of_evaluation(name, metric).stat(found) + some
 
 
-def _found_cell(name: str, group: Group) -> str:
+def found_names(groups: Sequence[Group]) -> list[str]:
+    """The options that the method of some run has settled by itself."""
+    return list(dict.fromkeys(name for group in groups for run in group.runs for name in run.found))
+
+
+def found_cell(name: str, group: Group) -> str:
+    """What the runs of a group have settled on."""
     return _with_spread(group.stat(lambda run: run.found.get(name)), lambda value: NONE if value is None else f"{value:.2g}")
 
 

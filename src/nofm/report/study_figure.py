@@ -95,6 +95,7 @@ def figure_of(
         ylim=(len(rows) - 0.5, -0.5),
     )
     right.set_yticklabels(list(rows))
+    _name_the_far(right, [[measure.factor * run.score for run in numbers] for _, numbers in rows.values()], measure.digits)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8, frameon=False)
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
@@ -154,7 +155,7 @@ def _name_the_far(axes: Any, lines: Sequence[Sequence[float]], digits: int) -> N
     if limits is None:
         return
     axes.set_xlim(limits)
-    axes.set_title("numbers at the edge: runs that lie outside", fontsize=9)
+    axes.set_title("\n".join(filter(None, [axes.get_title(), "numbers at the edge: runs that lie outside"])), fontsize=9)
     low, high = limits
     for place, values in enumerate(lines):
         mean = fmean(values)

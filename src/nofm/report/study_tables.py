@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from .claims import Interval, difference, verdict
@@ -119,6 +120,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
     lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
     below = [] if brief else ["", _about_sad(facts, [row for row, _ in there])]
+    below += ["", same] if not brief and (same := _about_same(there)) else []
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), *below])
 
 
@@ -135,6 +137,27 @@ def _about_sad(facts: Facts, rows: Sequence[Facts]) -> str:
         lone = f"not shown, since it is {masks}, and no other row has {pattern}"
         said += f" For {', '.join(labels)}: {lone if alone & {*labels} else masks}."
     return said
+
+
+def _about_same(there: Sequence[tuple[Facts, Sequence[Measured]]]) -> str:
+    """Which rows are one training under two names; "" where none are. On a small network an allocation may have nothing to choose."""
+    pairs, mixes = [], False
+    for i, (row, found) in enumerate(there):
+        twin = next((other for other, its_runs in there[:i] if _are_same(found, its_runs)), None)
+        if twin is not None:
+            pairs.append(f'"{row["label"]}" is "{twin["label"]}"')
+            mixes = mixes or ("pattern" in row and row["pattern"] is None)
+    if not pairs:
+        return ""
+    why = " A budget that gives every layer the same pattern mixes nothing." * mixes
+    return f"Equal in all numbers of all seeds, so one training under two names: {'; '.join(pairs)}.{why}"
+
+
+def _are_same(these: Sequence[Measured], those: Sequence[Measured]) -> bool:
+    numbers = attrgetter("score", "sad", "kept", "params", "macs", "train_loss")
+    mine, its = ({run.seed: numbers(run) for run in runs} for runs in (these, those))
+    common = mine.keys() & its.keys()
+    return bool(common) and all(mine[seed] == its[seed] for seed in common)
 
 
 def _macs(found: Sequence[Measured]) -> float | None:

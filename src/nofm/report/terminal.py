@@ -12,14 +12,15 @@ from .evaluations import headlines
 from .notices import about_comparing
 from .numbers import total_sad
 from .read import load
-from .sections import KEPT, evaluated_cell, kept_share, starts
+from .sections import KEPT, evaluated_cell, found_cell, found_names, kept_share, starts
 from .units import NONE, plus_minus, unit_of, unit_of_evaluation
 
 __all__ = ["table"]
 
 
 def table(runs: Sequence[Path | str]) -> str:
-    """One row for each configuration: final metric, weights kept, SAD of the whole run, with mean and spread over the seeds."""
+    """One row for each configuration: final metric, weights kept, SAD of the whole run, what a method has found by itself; with
+    mean and spread over the seeds."""
     groups = group_runs([load(Path(run)) for run in runs])
     metric = next(iter(curves.metric_names(run for group in groups for run in group.runs)), None)
     unit = None if metric is None else unit_of(metric)
@@ -27,14 +28,16 @@ def table(runs: Sequence[Path | str]) -> str:
     evaluated = headlines(run.evaluations for group in groups for run in group.runs)
     heads = [f"{found.words} {found.unit}".strip() for key in evaluated for found in [unit_of_evaluation(*key)]]
     final_head = "no metric yet" if unit is None else f"final {unit.words} {unit.unit}".strip()
-    rows = [["", "seeds", final_head, *heads, *kept, "mask movement (SAD)"]]
+    settled = found_names(groups)
+    rows = [["", "seeds", final_head, *heads, *kept, "mask movement (SAD)", *(f"{name} found" for name in settled)]]
     for group in groups:
         final = NONE if metric is None or unit is None else unit.stat(group.stat(partial(curves.final, metric=metric)))
         sad = group.stat(total_sad)
         moved = NONE if sad is None else plus_minus(sad, lambda value: f"{value:,.0f}")
         seeds = len(group.finished) if len(group.finished) == len(group.runs) else f"{len(group.finished)} of {len(group.runs)}"
         elsewhere = [evaluated_cell(*key, group) for key in evaluated]
-        rows.append([group.label, str(seeds), final, *elsewhere, *(kept_share(of, group) for of in KEPT.values()), moved])
+        shares = [kept_share(of, group) for of in KEPT.values()]
+        rows.append([group.label, str(seeds), final, *elsewhere, *shares, moved, *(found_cell(name, group) for name in settled)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip() for row in rows]
     if any(len(group.finished) > 1 for group in groups):

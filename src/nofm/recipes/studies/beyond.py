@@ -1,7 +1,8 @@
 """Beyond the paper: how good 1:16 and 1:4 get with what nofm offers, against plain SR-STE in the same epochs.
 
 One change a row, then the changes that should add up. Mixed rows keep no more weights than the pattern does, over all sparse layers.
-Plain rows are also the allocations' baseline: uniform.
+Plain rows are also the allocations' baseline: uniform. (On digits, whose network has two sparse layers with 16 inputs each, ERK can give
+them nothing but the pattern; the table says that such rows are the same.)
 
 Which rows: lambda by flip rate, mixed N:M, a longer warm-up, a dense or a gradual start are what nofm offers. Three convolutions on
 CIFAR-10 (1,500 steps, 1:16) had spoken for a dense half and for less weight decay, by three points together; ResNet-20 speaks against both,

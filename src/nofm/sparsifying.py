@@ -4,6 +4,8 @@ Which layers: *rules* map name globs to patterns, first match wins; a *preset* s
 custom (the first convolution, the classifier). A rule other than "*" names its layers on purpose and goes before the preset.
 Nothing is decided silently: a layer is sparse, or has a reason not to be that `summary` prints, and a request without effect
 is an error. The model is touched only after everything has been decided.
+
+(The room is not called `sparsify`: `nofm.sparsify(model)`, a slip for the verb, would find the module, which cannot be called.)
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
 from .masks import check_finite
 from .overview import Summary, forget_reasons, remember_reason, summary
 from .site import Site, sites
+from .unfinished import too_early, trainings, who_keeps_more, why_more
 
 __all__ = ["Preset", "Rules", "densify_", "fold_", "sparsify_", "unwrap"]
 
@@ -93,21 +96,18 @@ def fold_(model: nn.Module) -> nn.Module:
     for site in found:
         shards.check_groups_whole(site.name, site.weight, site.grouping)
         check_finite(shards.local(site.weight), site.key)
-    _warn_about_dense(found)
+    _warn_about(found)
     for site in found:
         shards.local(site.weight).copy_(site.seen())
     return densify_(model)
 
 
-def _warn_about_dense(found: list[Site]) -> None:
-    """Say so where folding leaves more weights than their pattern keeps."""
-    if dense := [site.name for site in found if site.keeps_more]:
-        others = f" and {len(dense) - 1} more layers compute" if len(dense) > 1 else " computes"
-        warnings.warn(
-            f"{dense[0]}{others} with more weights than the pattern keeps, so fold_ does not write all of its zeros: by the method Dense, "
-            "before the step at which ASP or begin_at prunes, or in a copy (EMA) made before it; densify_ and sparsify_ it, then fold_",
-            stacklevel=4,  # who has called fold_, under torch's no_grad
-        )
+def _warn_about(found: list[Site]) -> None:
+    """Say so where folding leaves more weights than their pattern keeps, or ends a method before it has finished."""
+    who = who_keeps_more(found)
+    said = f"{who}, so fold_ does not write all of its zeros: {why_more(found)}" if who else too_early("folded", trainings(found))
+    if said:
+        warnings.warn(said, stacklevel=4)  # who has called fold_, under torch's no_grad
 
 
 def densify_(model: nn.Module) -> nn.Module:

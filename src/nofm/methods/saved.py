@@ -1,0 +1,81 @@
+"""Where the state of a handle comes from, and whether the attached method can go on from it. All is decided before anything is loaded.
+
+Another method, other patterns and options that the state was made by are refused. Any other option may have been changed on purpose
+(a smaller lambda, a later `begin_at`): then the attached one holds, as with `nofm resume --allow_change`, and a warning says so.
+States from before options and patterns were saved have neither, and nothing is said of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..errors import OptimizerError
+from ..site import Site
+from .base import Memory, Method
+
+__all__ = ["changes", "check", "origin"]
+
+_AS_IT_WAS = "or leave this state out to begin anew"
+
+
+def origin(method: Method, sites: Sequence[Site]) -> dict[str, Any]:
+    """What a state says of the method and the layers that it is of: plain values only, so that any file can hold it."""
+    return {"method": type(method).__name__, "options": _options(method), "patterns": _patterns(sites)}
+
+
+def _options(method: Method) -> dict[str, Any]:
+    values = {field.name: getattr(method, field.name) for field in fields(method)}
+    return {name: value for name, value in values.items() if value is None or isinstance(value, bool | int | float | str)}
+
+
+def _patterns(sites: Sequence[Site]) -> dict[str, str]:
+    return {site.key: f"{site.grouping.pattern}{' flat' * (site.grouping.axis == 'flat')}" for site in sites}
+
+
+def changes(state: Mapping[str, Any], method: Method) -> list[tuple[str, Any, Any]]:
+    """Name, saved and attached value of each option that is not what it was."""
+    was = state.get("options", {})
+    return [(name, was[name], value) for name, value in _options(method).items() if name in was and was[name] != value]
+
+
+def check(state: Mapping[str, Any], method: Method, sites: Sequence[Site], memory: Memory, optimizers: int) -> None:
+    """Raise where `method`, attached to `sites` and so many optimizers, cannot go on from `state`."""
+    name = type(method).__name__
+    if state["method"] != name:
+        raise OptimizerError(f"this state is of method {state['method']}, the attached one is {name}; attach the same method, {_AS_IT_WAS}")
+    if len(state["steps"]) != optimizers:
+        raise OptimizerError(f"this state is of {len(state['steps'])} optimizers, {optimizers} are attached")
+    _check_patterns(state, sites)
+    for option, was, now in changes(state, method):
+        if option in method.begun_with():
+            raise OptimizerError(
+                f"this state is of {name}({option}={was!r}), the attached one has {option}={now!r}, and what the state holds was made by "
+                f"the former; attach the method as it was, {_AS_IT_WAS}"
+            )
+    if missing := [what for what in method.remembers() if what not in state["memory"]["tensors"]]:
+        raise OptimizerError(f"this state is of {name} with other options: it has no {missing[0]}; attach the method as it was")
+    _check_masks(state, sites)
+    memory.check(state["memory"])
+
+
+def _check_patterns(state: Mapping[str, Any], sites: Sequence[Site]) -> None:
+    now = _patterns(sites)
+    was: dict[str, str] = state.get("patterns", now)
+    for key in [*was, *now]:
+        if was.get(key) != now.get(key):
+            raise OptimizerError(
+                f"{key}: {was.get(key, 'not sparse')} in this state, {now.get(key, 'not sparse')} in this model; sparsify_ it as it was, "
+                f"{_AS_IT_WAS}"
+            )
+
+
+def _check_masks(state: Mapping[str, Any], sites: Sequence[Site]) -> None:
+    by_key = {site.key: site for site in sites}
+    if unknown := sorted(set(state["masks"]) - set(by_key)):
+        raise OptimizerError(f"this state has masks for {', '.join(unknown)}, which are not sparse weights of this model")
+    for key, packed in state["masks"].items():
+        weights = by_key[key].weight.numel()
+        if packed.numel() != -(-weights // 8):  # eight in a byte
+            raise OptimizerError(f"{key}: the mask in this state is not of its {weights:,} weights; load the state into the same network")
