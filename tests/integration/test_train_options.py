@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import warnings
 
 import pytest
 import torch
@@ -20,6 +22,9 @@ from nofm.engine.config import ConfigError, MethodConfig, OptimConfig, RunConfig
 from nofm.engine.precision import Precision
 from nofm.engine.schedule import Lengths, make_schedule
 from nofm.engine.train import train
+from nofm.report.compare import group_runs
+from nofm.report.notices import notices
+from nofm.report.read import load
 from nofm.tasks.classification import Classification
 from nofm.tasks.models import build_model
 
@@ -189,6 +194,29 @@ def test_a_scaled_step_that_overflows_is_skipped_and_the_scale_halved():
     precision.backward(weight.sum() / math.sqrt(3))  # a gradient of norm 1, which is not clipped
     precision.step(optimizer, [weight])
     torch.testing.assert_close(weight.detach(), torch.full((3,), 1 - 0.5 / math.sqrt(3)))
+
+
+def test_a_run_whose_steps_were_skipped_until_its_method_had_no_time_left_says_so(tmp_path, monkeypatch):
+    def overflowing(name, device, clip):
+        precision = Precision("fp16", device, clip)
+        precision.scaler = torch.amp.GradScaler(device, init_scale=2.0**100)  # halved at each skipped step
+        return precision
+
+    config = changed(SMALL, sparsity={"method": MethodConfig(kind="srste", begin_at=4)})
+    left = "SRSTE has taken 0 steps, and its dense start lasts until step 4 (begin_at)"
+    with monkeypatch.context() as patched:
+        patched.setattr("nofm.engine.train.Precision", overflowing)
+        with pytest.warns(UserWarning, match=re.escape(f"{left}. The run has ended before that")):
+            train(config, tmp_path / "skipped")
+    assert events(tmp_path / "skipped")[-1]["unfinished"] == left
+    groups = group_runs([load(tmp_path / "skipped")])
+    assert f"it: {left}, which the run did not come to." in notices(groups, {tmp_path / "skipped": "it"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(config, tmp_path / "whole")
+    end = events(tmp_path / "whole")[-1]
+    assert end["event"] == "end"
+    assert "unfinished" not in end
 
 
 def test_channels_last_reaches_images_and_weights(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -110,7 +111,15 @@ class Trainer:
         with self._turn():
             self._export()
         kept_in = {site.name: site.kept() for site in sites(self.task.model)}  # in the end, for methods whose budget moves
-        self._event("end", metrics=self.metrics, seconds=self.seconds, kept=sum(kept_in.values()), kept_in=kept_in)
+        unfinished = {"unfinished": left} if (left := self._said_unfinished()) else {}
+        self._event("end", metrics=self.metrics, seconds=self.seconds, kept=sum(kept_in.values()), kept_in=kept_in, **unfinished)
+
+    def _said_unfinished(self) -> str:
+        """What the method has not come to, with a warning: steps that fp16 skips are none of its own, and may be more than it had left."""
+        left = self.handle.unfinished
+        if left and self.world.first:
+            warnings.warn(f"{left}. The run has ended before that (steps that fp16 skips are not the method's): train longer", stacklevel=2)
+        return left
 
     @property
     def seconds(self) -> float:

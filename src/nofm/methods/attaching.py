@@ -73,6 +73,11 @@ class Handle:
         return self.method.found(self.step, self.memory)
 
     @property
+    def unfinished(self) -> str:
+        """What the method has yet to do in later steps before the network is what was asked for; "" where nothing is left."""
+        return next((left for driver in self._drivers if (left := driver.unfinished())), "")
+
+    @property
     def unfused(self) -> dict[str, str]:
         """Under `fused=True`, the sparse weights whose last step was not fused, by key, and why not."""
         return {key: why for driver in self._drivers if driver.one_pass for key, why in driver.one_pass.unserved.items()}

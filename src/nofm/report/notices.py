@@ -18,6 +18,7 @@ def notices(groups: Sequence[Group], names: Mapping[Path, str]) -> list[str]:
     said = [f"{names[run.folder]}: {notice}." for run in runs for notice in run.notices]
     said += [_broken_off(run, names[run.folder]) for run in runs if run.status != "finished"]
     said += [sentence for run in runs for sentence in _other_processes(run, names[run.folder])]
+    said += [f"{names[run.folder]}: {left}, which the run did not come to." for run in runs if (left := run.unfinished)]
     said += [sentence for run in runs for sentence in _young_average(run, names[run.folder])]
     said += [sentence for group in groups for sentence in _logged_apart(group)]
     return [*said, *about_comparing(groups), *_conditions(runs)]

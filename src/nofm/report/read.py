@@ -48,7 +48,7 @@ _EVENT_KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "end": {"metrics": (dict,), "seconds": _NUMBER},
     "error": {"message": (str,)},
 }
-_EVENT_MAY_HAVE: dict[str, dict[str, tuple[type, ...]]] = {"end": {"kept": (int,), "kept_in": (dict,)}}
+_EVENT_MAY_HAVE: dict[str, dict[str, tuple[type, ...]]] = {"end": {"kept": (int,), "kept_in": (dict,), "unfinished": (str,)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,11 @@ class Run:
     def found(self) -> dict[str, float]:
         """What its method has settled by itself, by the name of the option that was left to it."""
         return {name: value for event in self.of("found") for name, value in event.data["values"].items()}
+
+    @property
+    def unfinished(self) -> str:
+        """What its method had yet to do when it ended: "" where nothing was left, and in runs from before they told."""
+        return next((event.data.get("unfinished", "") for event in reversed(self.of("end"))), "")
 
     @property
     def seconds(self) -> float | None:
