@@ -11,6 +11,9 @@ import pytest
 from test_report_numbers import EVENTS, LAYERS, write_run
 
 from nofm.report import files_of, table, write_report
+from nofm.report.measures import MEASURES
+from nofm.report.read import load
+from nofm.report.study import measured
 
 
 def finished(folder, seed, accuracy, changed, **more):
@@ -112,6 +115,8 @@ def test_what_a_search_has_found_is_in_the_table_and_the_files(tmp_path):
     numbers = [group["numbers"] for group in json.loads(page.with_suffix(".json").read_text())["groups"]]
     assert numbers[0]["found/decay"]["mean"] == pytest.approx(0.002)
     assert "found/decay" not in numbers[1]
+    told = [measured("auto", "1", load(run), MEASURES["classification"]).found for run in runs]
+    assert told == [{"decay": 0.001}, {"decay": 0.003}, {}], "and of a study's runs"
     assert "found" not in table([fixed]), "a column for nobody"
     assert "found" not in write_report([fixed], tmp_path / "plain" / "report.html").with_suffix(".csv").read_text()
 

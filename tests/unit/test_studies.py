@@ -339,6 +339,22 @@ def test_lines_come_back_as_they_were(tmp_path):
 SAD = "SAD: how many times a weight of a sparse layer changed between kept and pruned in the whole run, on average."
 
 
+def test_what_a_search_has_found_is_in_the_lines_and_the_table(tmp_path):
+    lambdas = ({"decay": 0.0012}, {"decay": 0.0014})
+    rows = {**ROWS, "b": [dataclasses.replace(run, found=found) for run, found in zip(ROWS["b"], lambdas, strict=True)]}
+    (tmp_path / "runs.csv").write_text(runs_csv(rows))
+    assert (tmp_path / "runs.csv").read_text().splitlines()[0].endswith(",train_loss,found:decay,metric:map")
+    assert read_rows(tmp_path / "runs.csv", FACTS) == rows
+    cells = [[cell.strip() for cell in row.split("|")] for row in table_markdown(FACTS, rows).splitlines() if row.startswith("|")]
+    column = cells[0].index("decay found")
+    assert [row[column] for row in cells[2:]] == ["", "0.0013 ± 0.0001"]
+    table = list(csv.DictReader(texts(FACTS, rows)["table.csv"].splitlines()))
+    assert [row["decay_found"] for row in table] == ["", "0.0013"]
+    assert float(table[1]["decay_found_sd"]) == pytest.approx(0.0002 / 2**0.5)
+    for nothing in (table_markdown(FACTS, ROWS), table_markdown(FACTS, rows, brief=True), runs_csv(ROWS), texts(FACTS, ROWS)["table.csv"]):
+        assert "found" not in nothing
+
+
 def test_rows_that_are_one_training_are_said_to_be():
     """On digits an allocation by ERK gives both layers the pattern of the plain row: no second finding, though it has a row of its own."""
     twins = {"a": ROWS["a"], "b": [line("b", "2", seed, score) for seed, score in ((0, 0.41), (1, 0.43), (2, 0.5))]}

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -71,10 +72,11 @@ class Measured:
     train_loss: float | None = None  # of the last log interval
     metrics: Mapping[str, float] = field(default_factory=dict)  # all of them
     evaluations: Mapping[str, float] = field(default_factory=dict)  # on other data, by NAME.metric, as `nofm evaluate` has named them
+    found: Mapping[str, float] = field(default_factory=dict)  # what its method has settled by itself: lambda, by a search
 
 
 Rows: TypeAlias = dict[str, list[Measured]]  # by label, seeds in order
-_FIELDS = tuple(f.name for f in fields(Measured) if f.name not in ("metrics", "evaluations"))
+_FIELDS = tuple(f.name for f in fields(Measured) if f.name not in ("metrics", "evaluations", "found"))
 _LATER = ("workdir_commit", "train_loss")  # lines from before they were recorded stay readable
 
 
@@ -105,6 +107,7 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         train_loss=next(reversed(train(run).values()), None),
         metrics={name: float(value) for name, value in end["metrics"].items() if value is not None},
         evaluations={f"{found.name}.{metric}": value for found in run.evaluations for metric, value in found.metrics.items()},
+        found=run.found,
     )
 
 
@@ -145,13 +148,15 @@ def method_of(runs: str) -> str:
 
 
 def runs_csv(rows: Rows) -> str:
-    """One line a run: its numbers, then all its metrics by name, then those of its evaluations on other data, as NAME.metric."""
+    """One line a run: its numbers, then what its method has found and all its metrics by name, then those of its evaluations on other
+    data, as NAME.metric."""
     found = [run for runs in rows.values() for run in runs]
-    names = list(dict.fromkeys(name for run in found for name in run.metrics))
+    settled, names = (list(dict.fromkeys(name for run in found for name in of(run))) for of in (attrgetter("found"), attrgetter("metrics")))
     others = sorted({name for run in found for name in run.evaluations})
     return as_csv(
         [
             {name: getattr(run, name) for name in _FIELDS}
+            | {f"found:{name}": run.found.get(name) for name in settled}
             | {f"metric:{name}": run.metrics.get(name) for name in names}
             | {name: run.evaluations.get(name) for name in others}
             for run in found
@@ -211,10 +216,13 @@ def _measured_of(line: Mapping[str, str]) -> Measured:
     values |= {name: int(float(line[name])) for name in ("seed", "params")}
     values |= {name: float(line[name]) for name in ("score", "sad", "kept", "epochs")}
     values |= {name: float(line[name]) if line.get(name) else None for name in ("macs", "seconds", "train_loss")}
-    metrics = {name.partition(":")[2]: float(text) for name, text in line.items() if name.startswith("metric:") and text}
     values |= {name: line.get(name) or None for name in ("commit", "workdir_commit")}
+    metrics, found = (
+        {name.removeprefix(kind): float(text) for name, text in line.items() if name.startswith(kind) and text}
+        for kind in ("metric:", "found:")
+    )
     others = {name: float(text) for name, text in line.items() if "." in name and not name.startswith("metric:") and text}
-    return Measured(**values, metrics=metrics, evaluations=others)
+    return Measured(**values, metrics=metrics, evaluations=others, found=found)
 
 
 def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -59,9 +59,27 @@ def _numbers(facts: Facts, row: Facts, rows: Rows) -> dict[str, Any]:
         "train_loss_sd": loss and loss.spread,
         "paper": row["paper"],
     }
+    for name in _settled(rows):
+        value = _found(found, name)
+        numbers |= {f"{name}_found": value and value.mean, f"{name}_found_sd": value and value.spread}
     for name in _evaluations(rows):
         numbers |= _evaluation_numbers(found, name, MEASURES[facts["task"]])
     return numbers
+
+
+def _settled(rows: Rows) -> list[str]:
+    """The options that the methods of some runs have settled by themselves."""
+    return list(dict.fromkeys(name for runs in rows.values() for run in runs for name in run.found))
+
+
+def _found(found: Sequence[Measured], name: str) -> Stat | None:
+    """What the seeds of a row have settled on."""
+    return stat(run.found[name] for run in found if name in run.found)
+
+
+def _found_text(found: Sequence[Measured], name: str) -> str:
+    value = _found(found, name)
+    return "" if value is None else f"{value.mean:.2g}" + ("" if value.spread is None else f" ± {value.spread:.1g}")
 
 
 def _evaluations(rows: Rows) -> list[str]:
@@ -107,6 +125,7 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         _MACS: [big(macs) if (macs := _macs(found)) else "" for _, found in there],
         _SAD: ["" if row["label"] in alone else _text(_stat(found, lambda run: run.sad), 2) for row, found in there],
         _LOSS: [_text(loss, 3 if abs(loss.mean) >= 0.05 else 4) if (loss := _train_loss(found)) else "" for _, found in there],
+        **{f"{name} found": [_found_text(found, name) for _, found in there] for name in ([] if brief else _settled(rows))},
         "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
         "seeds": [str(len(found)) for _, found in there],
         _PAPER: [row["paper"] for row, _ in there],
