@@ -189,9 +189,11 @@ def test_a_fork_masks_large_weights_too() -> None:
     """A forked data loader or server has the pool of threads that its parent made, but not the threads."""
     code = (
         "import os, signal, torch; torch.set_num_threads(2)\n"
-        "from nofm.kernels import ops; from nofm.masks import Grouping; from nofm.patterns import Pattern\n"
+        "from nofm.kernels import cpu, ops; from nofm.masks import Grouping; from nofm.patterns import Pattern\n"
         "w, grouping = torch.randn(1024, 1024), Grouping(Pattern('2:4'))\n"
-        "expected = ops.mask(w, grouping)\n"
+        "for _ in range(500):  # until the pool has all its threads: with one to come, a fork would do with that\n"
+        "    expected = ops.mask(w, grouping)\n"
+        "    if len(cpu._pool()._threads) == 2: break\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    signal.alarm(20)\n"
