@@ -30,7 +30,7 @@ from .methods import (
 from .overview import Summary, summary
 from .patterns import Pattern
 from .site import sites
-from .sparsifying import densify_, fold_, sparsify_
+from .sparsifying import densify_, fold_, follow_, sparsify_
 from .version import __version__
 
 __all__ = [
@@ -73,6 +73,7 @@ __all__ = [
     "cost",
     "densify_",
     "fold_",
+    "follow_",
     "load_packed",
     "mask",
     "register_layer",

@@ -11,11 +11,13 @@ is an error. The model is touched only after everything has been decided.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from typing import Literal, get_args
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from . import bulk, shards
 from .choose import Choice, Preset, Rules, find_candidates, parse_rules, share_ties
@@ -26,7 +28,7 @@ from .overview import Summary, forget_reasons, remember_reason, summary
 from .site import Site, sites
 from .unfinished import too_early, trainings, who_keeps_more, why_more
 
-__all__ = ["Preset", "Rules", "densify_", "fold_", "sparsify_", "unwrap"]
+__all__ = ["Preset", "Rules", "densify_", "fold_", "follow_", "sparsify_", "unwrap"]
 
 
 def sparsify_(
@@ -105,7 +107,9 @@ def fold_(model: nn.Module) -> nn.Module:
 def _warn_about(found: list[Site]) -> None:
     """Say so where folding leaves more weights than their pattern keeps, or ends a method before it has finished."""
     who = who_keeps_more(found)
-    said = f"{who}, so fold_ does not write all of its zeros: {why_more(found)}" if who else too_early("folded", trainings(found))
+    first = "handle.detach(), " * bool(trainings(found))
+    how = f"No weight of the pattern is lost: to prune by the weights as they are, {first}sparsify_ it again as before, and fold_"
+    said = f"{who}, so fold_ does not write all zeros: {why_more(found)}. {how}" if who else too_early("folded", trainings(found))
     if said:
         warnings.warn(said, stacklevel=4)  # who has called fold_, under torch's no_grad
 
@@ -121,6 +125,35 @@ def densify_(model: nn.Module) -> nn.Module:
     bulk.take_off_(model)
     forget_reasons(model)
     return model
+
+
+def follow_(average: nn.Module, model: nn.Module) -> nn.Module:
+    """Let `average`, a copy of `model` (EMA), see its weights as `model` sees its own now: through the same pattern, which a dense or
+    gradual start may have changed since it was copied, and under the same frozen masks, which are buffers. Returns `average`.
+
+    Call it before an average is updated, or at least before it is looked at: no method is attached to it. Its weights are untouched.
+    """
+    inside = average.module if isinstance(average, AveragedModel) else average
+    for ours, theirs in _pairs(inside, model):
+        if theirs.stored_mask is None:
+            ours.thaw(theirs.lens)
+        else:  # copied whether or not it has changed, since to ask a GPU would be to wait for it
+            ours.freeze(theirs.stored_mask.to(ours.weight.device), theirs.lens)
+    return average
+
+
+def _pairs(average: nn.Module, model: nn.Module) -> Iterator[tuple[Site, Site]]:
+    """The sparse weights of `average` beside those of `model`; raises where they are not those of a copy."""
+    ours, theirs = (list(sites(unwrap(of))) for of in (average, model))
+    unlike = next((pair for pair in zip_longest(ours, theirs) if not _are_alike(*pair)), None)
+    if unlike is not None:
+        what = [f"{site.name} {site.grouping.pattern}" if site else "no sparse layer" for site in unlike]
+        raise LayerError(f"{what[0]} would follow {what[1]}: this is no copy of that model; copy it after sparsify_")
+    return zip(ours, theirs, strict=True)
+
+
+def _are_alike(one: Site | None, other: Site | None) -> bool:
+    return bool(one and other and (one.key, one.grouping) == (other.key, other.grouping) and one.weight.shape == other.weight.shape)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

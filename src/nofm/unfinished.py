@@ -40,16 +40,14 @@ def who_keeps_more(found: Sequence[Site]) -> str:
 
 
 def why_more(found: Sequence[Site]) -> str:
-    """Why that is so, until when, and what to do about it."""
+    """Why that is so, and until when."""
     training = _training(next(site for site in found if site.keeps_more))
     if training is None:
         return (
             "no method is attached that would prune it: this is a copy (EMA) made before the step at which ASP (prune_at) or SRSTE "
-            "(begin_at, and ramp_at before it) prunes, or the optimizer is gone before that step; densify_ and sparsify_ it first"
+            "(begin_at, and ramp_at before it) prunes, without nofm.follow_(copy, model) since, or the optimizer is gone before that step"
         )
-    left = training.unfinished()
-    why = f"{left}. Train until then, or" if left else f"the method {training.name()} trains all weights;"
-    return f"{why} handle.detach() first, which leaves layers their pattern, by the weights as they are"
+    return training.unfinished() or f"the method {training.name()} trains all weights"
 
 
 def trainings(found: Sequence[Site]) -> list[Training]:

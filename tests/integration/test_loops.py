@@ -168,6 +168,13 @@ def code_of_the_page(section: str) -> str:
     return page.partition(f"## {section}\n")[2].partition("```python\n")[2].partition("```")[0]
 
 
+def test_the_code_of_the_page_averages_and_folds():
+    given: dict[str, Any] = {"model": Classifier(), "loader": loader()}
+    exec(compile(code_of_the_page("An average of the weights"), "page", "exec"), given)
+    assert nofm.verify(given["average"].module, {"net.0": "2:4"})["net.0.weight"].ok
+    assert not list(nofm.sites(given["average"]))
+
+
 @pytest.mark.parametrize("section", ["Accelerate", "Lightning", "The Trainer of transformers"])
 def test_the_code_of_the_page_trains_and_folds(section, tmp_path, monkeypatch):
     code = code_of_the_page(section)

@@ -146,8 +146,9 @@ def test_fold_keeps_what_autograd_knows(net: Net) -> None:
 
 COPY = (
     "no method is attached that would prune it: this is a copy (EMA) made before the step at which ASP (prune_at) or SRSTE (begin_at, and "
-    "ramp_at before it) prunes, or the optimizer is gone before that step; densify_ and sparsify_ it first"
+    "ramp_at before it) prunes, without nofm.follow_(copy, model) since, or the optimizer is gone before that step"
 )
+AGAIN = "No weight of the pattern is lost: to prune by the weights as they are, sparsify_ it again as before, and fold_"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,9 @@ def test_fold_says_where_nothing_is_pruned(method: nofm.Method, warns: bool) -> 
         warnings.simplefilter("always")
         folded = nofm.fold_(copy.deepcopy(model))
     now = "3:4" if getattr(method, "ramp_at", None) == 0 else "dense"
-    said = f"0 and 1 more layers compute with more weights than the pattern keeps ({now}), so fold_ does not write all of its zeros: {COPY}"
+    said = (
+        f"0 and 1 more layers compute with more weights than the pattern keeps ({now}), so fold_ does not write all zeros: {COPY}. {AGAIN}"
+    )
     assert [str(warning.message) for warning in caught] == [said] * warns
     assert [warning.filename for warning in caught] == [__file__] * warns
     assert int((folded[0].weight != 0).sum()) == (32 if not warns else 48 if getattr(method, "ramp_at", None) == 0 else 64)
@@ -176,14 +179,14 @@ def test_fold_says_where_nothing_is_pruned(method: nofm.Method, warns: bool) -> 
 NOT_YET = {
     "gradual start": (
         nofm.SRSTE(ramp_at=1, begin_at=7),
-        "SRSTE has taken 2 steps, and its gradual start (ramp_at=1) comes to the pattern at step 7 (begin_at). Train until then, or",
+        "SRSTE has taken 2 steps, and its gradual start (ramp_at=1) comes to the pattern at step 7 (begin_at)",
     ),
     "dense start": (
         nofm.SRSTE(begin_at=5),
-        "SRSTE has taken 2 steps, and its dense start lasts until step 5 (begin_at). Train until then, or",
+        "SRSTE has taken 2 steps, and its dense start lasts until step 5 (begin_at)",
     ),
-    "ASP": (nofm.ASP(prune_at=3), "ASP has taken 2 steps, and it prunes at step 3 (prune_at). Train until then, or"),
-    "Dense": (nofm.Dense(), "the method Dense trains all weights;"),
+    "ASP": (nofm.ASP(prune_at=3), "ASP has taken 2 steps, and it prunes at step 3 (prune_at)"),
+    "Dense": (nofm.Dense(), "the method Dense trains all weights"),
 }
 
 
@@ -198,15 +201,23 @@ def test_what_is_folded_or_packed_too_early_says_until_when_and_what_to_do(metho
         optimizer.step()
     now = "8:16" if getattr(method, "ramp_at", None) == 1 else "dense"
     who = f"0 computes with more weights than the pattern keeps ({now}), "
-    because = f": {why} handle.detach() first, which leaves layers their pattern, by the weights as they are"
     with pytest.raises(nofm.LayerError) as refused:
         nofm.save_packed(model, tmp_path / "packed.safetensors")
-    assert str(refused.value) == f"{who}and a packed file holds its pattern{because}"
+    how = "Train until then, or handle.detach() first, which leaves layers their pattern; of a copy, densify_ and sparsify_ it first"
+    assert str(refused.value) == f"{who}and a packed file holds its pattern: {why}. {how}"
     with pytest.warns(UserWarning, match=re.escape(COPY)):
         nofm.fold_(copy.deepcopy(model))
-    with pytest.warns(UserWarning, match=f"^{re.escape(f'{who}so fold_ does not write all of its zeros{because}')}$"):
+    again = AGAIN.replace("sparsify_", "handle.detach(), sparsify_")
+    expected = model[0].weight.detach() * nofm.mask(model[0].weight.detach(), "1:16")
+    with pytest.warns(UserWarning, match=f"^{re.escape(f'{who}so fold_ does not write all zeros: {why}. {again}')}$"):
         nofm.fold_(model)
     assert handle.step == 2
+    with warnings.catch_warnings():  # to the letter
+        warnings.simplefilter("error")
+        handle.detach()
+        nofm.sparsify_(model, "1:16", preset="all")
+        nofm.fold_(model)
+    assert torch.equal(model[0].weight.detach(), expected)
 
 
 def test_a_method_that_is_detached_leaves_layers_their_pattern(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ def _of_model(model: nn.Module, pattern: Rules | None) -> tuple[dict[str, Tensor
     _check_tensors(model.state_dict())
     found = list(sites(model))
     if who := who_keeps_more(found):
-        raise LayerError(f"{who}, and a packed file holds its pattern: {why_more(found)}")
+        how = "Train until then, or handle.detach() first, which leaves layers their pattern; of a copy, densify_ and sparsify_ it first"
+        raise LayerError(f"{who}, and a packed file holds its pattern: {why_more(found)}. {how}")
     if said := too_early("packed", trainings(found)):
         warnings.warn(said, stacklevel=3)  # who has called save_packed
     groupings = {site.key: site.grouping for site in found}

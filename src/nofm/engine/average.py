@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..site import sites
+from ..sparsifying import follow_
 from ..tasks.base import Task
 
 __all__ = ["Average"]
@@ -67,8 +67,4 @@ class Average:
 
     def follow(self, task: Task) -> None:
         """See weights as `task` sees its own: through the same lens, under the same frozen masks."""
-        for ours, theirs in zip(sites(self.task.model), sites(task.model), strict=True):
-            if theirs.stored_mask is None:
-                ours.look_through(theirs.lens)
-            else:  # copied whether or not it has changed, since to ask a GPU would be to wait for it
-                ours.freeze(theirs.stored_mask, theirs.lens)
+        follow_(self.task.model, task.model)

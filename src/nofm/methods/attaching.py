@@ -148,6 +148,11 @@ class Handle:
             self.method.go_on([site for site, _ in driver.follow], driver.number)
 
 
+def _shortly(what: object) -> str:
+    """A class or a name as it is written, anything else (a whole network) by its type."""
+    return repr(what) if isinstance(what, str | type | None) else f"a {type(what).__name__}"
+
+
 def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], *, fused: bool = False) -> Handle:
     """Train `model` by `method` from now on, in the steps that `optimizer` takes. The training loop stays as it is.
 
@@ -155,14 +160,16 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     optimizer may be passed as well.
 
     A copy of the model, an average (EMA) say, has no method. What a method changes later in how layers see their weights (ASP's and
-    `begin_at`'s pruning, the masks of unstructured methods), the copy does not take over: make it after that.
+    `begin_at`'s pruning, the masks of unstructured methods) it takes over by `nofm.follow_(copy, model)`.
 
     fused=True: SR-STE's term is added inside the optimizer's own pass over the weights, on a GPU, so that it costs no time of its own.
     For torch.optim.SGD, Adam and AdamW, whose state stays what it is. Weights that no kernel serves take the usual way
     (`Handle.unfused` names them). After a step `.grad` holds what backward left there, without the term.
     """
     if not isinstance(method, Method):
-        raise OptimizerError(f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {method!r}; attach(method, model, optimizer)")
+        raise OptimizerError(
+            f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {_shortly(method)}; attach(method, model, optimizer)"
+        )
     if not isinstance(model, nn.Module):
         raise OptimizerError(f"attach needs a model, got {type(model).__name__}; attach(method, model, optimizer)")
     model = unwrap(model)
