@@ -11,9 +11,11 @@ import contextlib
 import dataclasses
 import os
 import random
+import re
 import shutil
 import signal
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,8 @@ from nofm.engine.config import ConfigError, EngineConfig, ModelConfig, RunConfig
 from nofm.engine.problems import classification
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import train
-from nofm.errors import OptimizerError
+from nofm.report.compare import group_runs
+from nofm.report.notices import notices
 from nofm.report.read import load
 from nofm.tasks import models
 
@@ -261,7 +264,7 @@ def finished(noisy, tmp_path):
 def test_another_configuration_is_refused_with_the_difference(finished):
     config, out = finished
     other = dataclasses.replace(config, seed=4, optim=dataclasses.replace(config.optim, lr=0.01))
-    with pytest.raises(ConfigError, match=r"(?s)optim.lr = 0.01: this run was started with 0.05.*seed = 4.*--allow-change"):
+    with pytest.raises(ConfigError, match=r"(?s)optim.lr = 0.01: this run was started with 0.05.*seed = 4.*--allow_change"):
         train(other, out, resume=True)
 
 
@@ -293,7 +296,9 @@ def test_a_changed_run_remembers_all_its_commands(tmp_path):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert told(f"{second} 30", 30, **again) == [(first, 0), (f"{second} 18", 12), (f"{second} 30", 18)], "of the third nothing is left"
     shutil.rmtree(out / "checkpoints")
-    assert told(f"{second} 12", 12, **again) == [(f"{second} 12", 0)], "it has begun anew"
+    assert told(f"{second} 12", 12, **again) == [(first, 0), (f"{second} 12", 0)], "it has begun anew, with the options of the first"
+    shutil.rmtree(out / "checkpoints")
+    assert told("nofm train other --resume", 12, **again) == [("nofm train other --resume", 0)], "and here with its own"
 
 
 def test_a_folder_that_is_not_empty_is_refused(finished):
@@ -358,14 +363,22 @@ def test_a_network_of_another_shape_is_refused(noisy, tmp_path):
 def test_another_pattern_is_refused(tmp_path):
     train_until(SMALL, tmp_path / "run", "checkpoint")
     before, told = digests(tmp_path / "run"), (tmp_path / "run" / "run.json").read_bytes()
-    with pytest.raises(OptimizerError, match=r"conv2.weight: 2:4 in this state, 1:4 in this model"):
+    said = (
+        "conv2.weight: 2:4 in this state, 1:4 in this model; give the options that the run was started with, or begin anew in another --out"
+    )
+    with pytest.raises(CheckpointError, match=f"^{re.escape(said)}$"):
         train(changed(SMALL, sparsity={"pattern": "1:4"}), tmp_path / "run", resume=True, allow_change=True)
     assert_same(digests(tmp_path / "run"), before)
     assert (tmp_path / "run" / "run.json").read_bytes() == told
 
 
-def test_a_lambda_that_was_changed_holds_with_a_word(tmp_path):
+def test_a_lambda_that_was_changed_holds_and_the_report_says_so(tmp_path):
+    """Without the handle's own warning: who types --allow_change has been asked already."""
     train_until(SMALL, tmp_path / "run", "checkpoint")
     other = changed(SMALL, sparsity={"method": dataclasses.replace(SMALL.sparsity.method, decay=0.07)})
-    with pytest.warns(UserWarning, match=r"SRSTE\(decay=0\.005\), the attached one has decay=0\.07, which holds from step \d+ on"):
-        train(other, tmp_path / "run", resume=True, allow_change=True)
+    typed = "nofm resume run --allow_change --sparsity.method.decay 0.07"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "this state is of ")
+        train(other, tmp_path / "run", command=typed.split(), resume=True, allow_change=True)
+    run = load(tmp_path / "run")
+    assert f"it went on at step 6 with other options: {typed}." in notices(group_runs([run]), {run.folder: "it"})

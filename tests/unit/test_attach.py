@@ -346,3 +346,25 @@ def test_what_is_no_method_or_no_model_is_named(method, model, message):
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     with pytest.raises(nofm.OptimizerError, match=message):
         nofm.attach(method, optimizer if model == "optimizer" else layer, optimizer)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_method_without_its_state_points_at_the_loop(scheduled: bool) -> None:
+    """A step comes through wrappers of torch's, one more with a schedule, and through ours: none of them is what a user has to change."""
+    model = nn.Sequential(nn.Linear(8, 8))
+    nofm.sparsify_(model, "2:4", preset="all")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    if scheduled:
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    nofm.attach(nofm.ASP(prune_at=3), model, optimizer)
+    with pytest.warns(UserWarning, match="ASP begins at step 0.*; if the method is to begin now, all is well") as caught:
+        optimizer.step()
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_network_in_the_place_of_a_method_is_told_by_its_type() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(nofm.OptimizerError, match=r"^attach needs a method such as nofm.SRSTE\(decay=2e-4\), got a Sequential; attach\("):
+        nofm.attach(model, nofm.STE(), torch.optim.SGD(model.parameters()))  # type: ignore[arg-type]

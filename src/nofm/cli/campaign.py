@@ -37,9 +37,13 @@ def planned(studies: Mapping[str, Study], base: RunConfig, rows: str = "*", with
             if _matches(row.label, rows) and not _matches(row.label, without):
                 same = found.setdefault(run_name(row.config, base), row)
                 assert same.config == row.config, f"{same.label} and {row.label} differ, and their runs would have one name"
+    labels = dict.fromkeys(row.label for study in studies.values() for row in study.rows)
+    for option, globs in (("--rows", rows), ("--without", without)):
+        for glob in globs.split("|") if globs else ():
+            if not any(fnmatchcase(label, glob) for label in labels):
+                raise ConfigError(f"{option} {globs}: {glob!r} matches none of {', '.join(map(repr, labels))}")
     if not found:
-        labels = dict.fromkeys(row.label for study in studies.values() for row in study.rows)
-        raise ConfigError(f"--rows {rows}{f' --without {without}' * bool(without)}: matches none of {', '.join(labels)}")
+        raise ConfigError(f"--rows {rows} --without {without}: leaves no row")
     return found
 
 

@@ -38,6 +38,8 @@ def completed(args: list[str]) -> list[str]:
     added = [word for key, texts in missing.items() for word in _words(key, texts)]
     if added:
         print(f"as {run} was started: {shlex.join(added)}", flush=True)
+    if chosen := [word for key in ("rows", "without") if key in before and key not in given for word in _words(key, before[key])]:
+        print(f"its {shlex.join(chosen)} is not taken over: without that this command is about all rows", flush=True)
     return [*args, *added]
 
 

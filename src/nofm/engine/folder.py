@@ -86,7 +86,8 @@ class RunFolder:
 
     def earlier_commands(self, command: Sequence[str], step: int) -> list[dict[str, Any]]:
         """The commands that have led to `step`, from where `command` goes on: in their order, each with the step at which the next one
-        did. Those that trained nothing of it are left out, and so is `command` itself, given again."""
+        did. Those that trained nothing of it are left out, and so is `command` itself, given again; but a resume has its options from
+        the command that began the run, whatever that has trained."""
         path = self.path / "run.json"
         if not path.exists():
             return []
@@ -97,8 +98,9 @@ class RunFolder:
         except (ValueError, TypeError, KeyError, OSError):
             raise ConfigError(f"{path}: does not hold the commands of a run; give another --out") from None
         kept: list[dict[str, Any]] = []
+        goes_on = list(command[1:2]) == ["resume"]
         for words, until in found:
-            if min(until, step) > (kept[-1]["until"] if kept else 0):
+            if min(until, step) > (kept[-1]["until"] if kept else 0) or (goes_on and not kept):
                 kept.append({"command": words, "until": min(until, step)})
         return kept[:-1] if kept and kept[-1]["command"] == list(command) else kept
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from .. import shards
+from ..errors import OptimizerError
 from . import chance
 from .checkpoint import CheckpointError
 
@@ -52,7 +53,7 @@ def restore(t: Trainer, state: dict[str, Any], *, allow_change: bool = False) ->
     if count != t.world.size and not allow_change:
         raise CheckpointError(
             f"this checkpoint is of {count} processes and cannot be resumed exactly by {t.world.size}: each has generators of its own; "
-            f"start {count}, or go on with new generators by --allow-change"
+            f"start {count}, or go on with new generators by --allow_change"
         )
     if (state["average"] is None) != (t.average is None):
         raise CheckpointError("engine.ema: the checkpoint and the configuration do not agree whether there is a moving average")
@@ -66,7 +67,7 @@ def restore(t: Trainer, state: dict[str, Any], *, allow_change: bool = False) ->
     else:
         t.schedule.load_state_dict(state["schedule"])
     t.precision.scaler.load_state_dict(state["scaler"])
-    t.handle.load_state_dict(state["method"])
+    _load_method(t, state["method"], allow_change)
     if t.average is not None:
         _load_model(t.average.model, state["average"])
         t.average.follow(t.task)
@@ -79,6 +80,18 @@ def restore(t: Trainer, state: dict[str, Any], *, allow_change: bool = False) ->
         # What belongs to single processes cannot be dealt out anew: the log's mean starts afresh, and so does chance.
         t.processes_before = count
         chance.seed_all(t.loader.order.seed, t.world.rank, t.step, 2)
+
+
+def _load_method(t: Trainer, state: dict[str, Any], allow_change: bool) -> None:
+    """What a handle says to those who write a loop is said here to those who type a command."""
+    try:
+        with warnings.catch_warnings():
+            if allow_change:  # changed options hold, and were typed to
+                warnings.filterwarnings("ignore", "this state is of ")
+            t.handle.load_state_dict(state)
+    except OptimizerError as error:
+        why = str(error).partition(";")[0]
+        raise CheckpointError(f"{why}; give the options that the run was started with, or begin anew in another --out") from error
 
 
 def _catch_up(schedule: LRScheduler, steps: int) -> None:

@@ -176,7 +176,7 @@ def _compare_configs(folder: RunFolder, config: RunConfig, allow_change: bool) -
     changes = [(key, was, now) for key, was, now in differences(completed(earlier), to_dict(config)) if key != "out"]
     if changes:
         lines = "\n".join(f"  {key} = {now}: this run was started with {was}" for key, was, now in changes)
-        raise ConfigError(f"--resume: the configuration has changed:\n{lines}\nGive the old values, another --out, or --allow-change")
+        raise ConfigError(f"--resume: the configuration has changed:\n{lines}\nGive the old values, another --out, or --allow_change")
 
 
 def _refuse_to_rename(folder: RunFolder, config: RunConfig, step: int, total: int) -> None:
@@ -184,7 +184,7 @@ def _refuse_to_rename(folder: RunFolder, config: RunConfig, step: int, total: in
     was = folder.earlier_config()
     if step >= total and was is not None and any(key != "out" for key, _, _ in differences(completed(was), to_dict(config))):
         raise ConfigError(
-            f"--allow-change: {folder.path} has come to step {step}, and what is asked for ends at {total}: no step is left to train"
+            f"--allow_change: {folder.path} has come to step {step}, and what is asked for ends at {total}: no step is left to train"
         )
 
 

@@ -10,6 +10,7 @@ looks at tensors on the host, so that traced it would be compiled anew step afte
 from __future__ import annotations
 
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -109,8 +110,9 @@ class Driver:
         if self.number == 0 and self.method.counts_steps() and any(self.optimizer.state.get(param) for _, param in self.follow):
             warnings.warn(
                 f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
-                "checkpoint, restore the handle that attach has returned, too: handle.load_state_dict(...)",
-                stacklevel=2,
+                "checkpoint, restore the handle that attach has returned, too: handle.load_state_dict(...); if the method is to begin now, "
+                "all is well",
+                stacklevel=_level_of_the_user(),
             )
         with torch.no_grad():
             step = self.current = self._step()
@@ -190,3 +192,12 @@ def _check_still_trained(site: Site, param: nn.Parameter) -> None:
 
 def _call(work: Callable[[bool], None], compiled: bool) -> None:
     work(compiled)
+
+
+def _level_of_the_user() -> int:
+    """The `stacklevel` of a warning from our caller that points at the first code which is neither nofm's nor torch's: a step comes
+    through wrappers of both, and how many there are depends on the schedule."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("nofm", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,11 @@ def notices(groups: Sequence[Group], names: Mapping[Path, str]) -> list[str]:
     said += [_broken_off(run, names[run.folder]) for run in runs if run.status != "finished"]
     said += [sentence for run in runs for sentence in _other_processes(run, names[run.folder])]
     said += [f"{names[run.folder]}: {left}, which the run did not come to." for run in runs if (left := run.unfinished)]
+    said += [
+        f"{names[run.folder]} went on at step {begin:,} with other options: {shlex.join(words)}."
+        for run in runs
+        for words, begin in run.commands[1:]
+    ]
     said += [sentence for run in runs for sentence in _young_average(run, names[run.folder])]
     said += [sentence for group in groups for sentence in _logged_apart(group)]
     return [*said, *about_comparing(groups), *_conditions(runs)]
