@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +18,7 @@ from matplotlib.text import Text
 from test_report_numbers import EVENTS, write_run
 
 from nofm.report import picture, study_figure
-from nofm.report.compare import group_runs
+from nofm.report.compare import Group, group_runs
 from nofm.report.measures import MEASURES
 from nofm.report.read import Run, load
 from nofm.report.study import Measured, measured
@@ -68,6 +69,44 @@ def assert_readable(figure: Any) -> None:
 def test_the_curves_of_a_report(runs):
     with matplotlib.rc_context({"text.parse_math": False}):
         assert_readable(picture.figure_of(group_runs(list(runs.values()))))
+
+
+def configurations(folder: Path, count: int, words: str = "") -> list[Group]:
+    """So many groups of one run each, with these words in their names."""
+    method = {"kind": "srste"}
+    return group_runs(
+        [load(write_run(folder / f"{n}", config={"sparsity": {"method": method | {"mode": f"{words}{n}"}}})) for n in range(count)]
+    )
+
+
+def looks(axes: Any) -> list[Any]:
+    return [(line.get_color(), line.get_linestyle(), line._unscaled_dash_pattern) for line in axes.lines]
+
+
+@pytest.mark.parametrize("words", ["", "a rather long name ", 8 * "a name that no column has room for, "], ids=["short", "long", "longest"])
+@pytest.mark.parametrize("count", [1, 2, 5, 20, 32])
+def test_one_legend_of_a_report_names_all_curves_below_them_and_leaves_them_their_room(count, words, tmp_path):
+    groups = configurations(tmp_path, count, words)
+    figure = picture.figure_of(groups)
+    assert_readable(figure)
+    (legend,) = figure.legends
+    assert [axes.get_legend() for axes in figure.axes] == [None, None]
+    assert [" ".join(text.get_text().split()) for text in legend.get_texts()] == [group.label for group in groups]
+    box = legend.get_window_extent()
+    assert min(box.x0, box.y0, figure.bbox.x1 - box.x1) >= -1
+    for axes in figure.axes:
+        assert axes.get_tightbbox().y0 > box.y1 - 1
+        assert 2.8 < axes.bbox.height / figure.dpi < 3.2, "inches, however many names there are"
+        assert len(set(looks(axes))) == count, "no two alike"
+    assert (box.height / figure.dpi < 1.5) or words or count > 20, "short names stand side by side"
+
+
+def test_a_long_title_of_a_report_leaves_the_curves_their_room(tmp_path):
+    runs = [load(write_run(tmp_path / f"{n}", recipe=f"imagenet/a-network-of-a-long-name-{n}")) for n in range(12)]
+    figure = picture.figure_of(group_runs(runs))
+    assert_readable(figure)
+    assert figure.axes[0].get_title().count("\n") >= 4
+    assert min(axes.bbox.height for axes in figure.axes) / figure.dpi > 2.8
 
 
 def rows(runs: dict[str, Run]) -> dict[str, Any]:

@@ -7,10 +7,14 @@ import re
 
 import pytest
 from matplotlib.figure import Figure
+from test_report_numbers import EVENTS, write_run
 
 from nofm.report import picture, study_figure
-from nofm.report.compare import Band, Stat, band, stretches, thin_band
+from nofm.report.compare import Band, Stat, band, group_runs, stretches, thin_band
 from nofm.report.figures import Line, curves
+from nofm.report.read import load
+from nofm.report.sections import learning, movement
+from nofm.report.units import unit_of
 
 VALUES = [4.0, 2.0, 0.0, 0.0, 3.0, math.nan, 5.0, 6.0]  # at steps 10, 20, ...
 ABOVE_ZERO = [[10, 20], [50], [70, 80]]
@@ -71,3 +75,31 @@ def test_labels_of_the_page_lie_inside_their_drawing(values, log):
     assert len(set(labels)) == len(labels), "each tick has a number of its own"
     for x, label in places:
         assert float(x) >= 7.5 * len(label), f"{label!r} ends {x} px from the left edge"  # in 12.8 px type, the page's largest
+
+
+PLAIN = [event for event in EVENTS if not event.get("ema")]
+
+
+@pytest.mark.parametrize(("count", "averaging"), [(2, 0), (2, 1), (8, 7), (16, 1), (16, 15), (20, 0), (20, 20), (32, 0)])
+def test_the_page_names_every_configuration_and_no_two_look_alike(count, averaging, tmp_path):
+    runs = [write_run(tmp_path / f"{n}", EVENTS if n < averaging else PLAIN, config={"width": n}) for n in range(count)]
+    groups = group_runs([load(run) for run in runs])
+    names = [group.label for group in groups]
+    drawn = [*learning(groups, ["accuracy"], {"accuracy": unit_of("accuracy")}), *movement(groups)["total"]]
+    assert [each.title for each in drawn] == ["Accuracy", "Training loss", "SAD, all layers", "Flip rate"]
+    for each in drawn:
+        assert {key.name.removesuffix(", moving average") for key in each.legend} == set(names)
+        assert len({(key.colour, key.drawn) for key in each.legend}) == len(each.legend) >= count
+
+
+@pytest.mark.parametrize(("count", "named"), [(12, [f"layer {n}" for n in range(12)]), (13, ["layer 0", "layer 12"])])
+def test_of_many_layers_the_page_names_the_first_and_the_last(count, named, tmp_path):
+    layers = [
+        {"name": f"layer {n}", "kind": "Linear", "shape": [2, 8], "pattern": "2:4", "groups": 4, "kept": 8, "note": ""}
+        for n in range(count)
+    ]
+    changed = {layer["name"]: 2 for layer in layers}
+    events = [event | {"changed": changed} if event["event"] == "sad" else event for event in EVENTS]
+    (drawn,) = movement(group_runs([load(write_run(tmp_path / "run", events, layers=layers))]))["layers"]
+    assert [key.name for key in drawn.legend] == named
+    assert drawn.caption == ("From the first to the last of 13 layers." if count == 13 else "")

@@ -195,10 +195,10 @@ def test_the_picture_marks_the_end_of_each_start(tmp_path):
     for axes in figure.axes:
         upright = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":" and len(line.get_xdata())]
         assert upright == [20, 30]
-    said = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
     assert said[-1] == "from here on as sparse as in the end"
     plain = picture.figure_of(group_runs(runs[:1]))
-    assert [len(axes.get_legend().get_texts()) for axes in plain.axes] == [1, 1]
+    assert [len(legend.get_texts()) for legend in plain.legends] == [1]
 
 
 METHODS_AT: dict[str, dict[str, Any]] = {
@@ -232,7 +232,7 @@ def test_a_mark_has_the_colour_of_the_only_group_that_it_is_of(names, colours, l
     for axes in figure.axes:
         upright = [line for line in axes.lines if line.get_linestyle() == ":" and len(line.get_xdata())]
         assert [(line.get_xdata()[0], line.get_color()) for line in upright] == list(expected.items())
-    key = figure.axes[0].get_legend().get_lines()[-1]
+    key = figure.legends[0].get_lines()[-1]
     assert (key.get_linestyle(), key.get_color()) == (":", "black" if legend is None else curves_of_groups[legend])
 
 
@@ -245,7 +245,7 @@ def test_a_mark_that_no_curve_reaches_is_left_out(events, is_there, tmp_path):
     for axes in figure.axes:
         assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":" and len(line.get_xdata())] == [30] * is_there
         assert axes.get_xlim()[1] < (32 if is_there else 22), "the axis ends where the curves do"
-    assert ("from here on" in figure.axes[0].get_legend().get_texts()[-1].get_text()) == is_there
+    assert ("from here on" in figure.legends[0].get_texts()[-1].get_text()) == is_there
 
 
 @pytest.mark.parametrize("count", [3, 4, 10])

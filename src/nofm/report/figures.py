@@ -104,13 +104,13 @@ def curves(
     log: bool = False,
     limits: tuple[float, float] | None = None,
     most: float = math.inf,
-    named: int = 12,
+    ends_named: bool = False,
     marks: Sequence[Mark] = (),
 ) -> Picture:
     """Curves over the steps of training, mean and spread, and those `marks` of steps that the curves reach. `y` names the vertical axis
     and its unit; `limits`, and `most`, which no value can be above (a band may reach over 100 %), are in that unit.
 
-    Of more than `named` lines, which then differ by depth only, the legend names the first and the last.
+    With `ends_named` the legend names the first line and the last only: for lines that are in order, as layers are by depth.
     """
     with _drawing(title, 250) as (figure, svg):
         axes = figure.add_axes((0.118, 0.175, 0.845, 0.71))
@@ -131,7 +131,7 @@ def curves(
         _style(axes, PROGRESS, y)
         _make_room_for_labels(axes)
     keys = tuple(Key(line.colour, f"line{line.dash}", line.name) for line in lines)
-    shown = keys if len(keys) <= named else (keys[0], keys[-1])
+    shown = (keys[0], keys[-1]) if ends_named else keys
     return Picture(title, caption, (*shown, *(Key(mark.colour, "tick", mark.name) for mark in marks)), svg[0])
 
 

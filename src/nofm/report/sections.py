@@ -36,6 +36,7 @@ Units = Mapping[str, Unit]
 
 # Two shares of weights, which a reader must not take for each other: which layers are counted, and their key in `cost_of`.
 KEPT = {"sparse": "sparse_weights", "all": "weights"}
+_MOST_LAYERS = 12  # that a legend names one by one
 
 
 # ---- what was run, and what came out ----
@@ -236,7 +237,7 @@ def _evaluated(groups: Sequence[Group], metric: str) -> list[Line]:
     of_average = partial(curves.evals, metric=metric, ema=True)
     plain = _lines(groups, partial(curves.evals, metric=metric))
     alone = not plain or (2 * len(plain) > SERIES and all(group.band(of_average).steps for group in groups))
-    averaged = _lines(groups, of_average, ", moving average" if plain else "", 0 if alone else 1)
+    averaged = _lines(groups, of_average, ", moving average" if plain else "", 0 if alone else 2)
     return averaged if alone else plain + averaged
 
 
@@ -291,9 +292,10 @@ def movement(groups: Sequence[Group]) -> dict[str, list[Picture]]:
     for group, lines in by_group:
         if lines:
             title = "SAD by layer" + (f": {group.label}" if len(groups) > 1 else "")
-            caption = f"From the first to the last of {len(lines)} layers." if len(lines) > 12 else ""
+            many = len(lines) > _MOST_LAYERS
+            caption = f"From the first to the last of {len(lines)} layers." if many else ""
             y = "SAD (% of the layer's weights a step)"
-            layers.append(draw(title, y, lines, caption, scale=100, log=True, limits=limits, marks=marks_of([group])))
+            layers.append(draw(title, y, lines, caption, scale=100, log=True, limits=limits, ends_named=many, marks=marks_of([group])))
     return {"total": total, "layers": layers}
 
 
