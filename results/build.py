@@ -11,6 +11,9 @@ A region is what stands between two comments, and prose around it is left alone:
     <!-- generated: overview FILE.toml -->   what became of the paper's claims: which of them were measured where
     <!-- end -->
 
+    <!-- generated: verdicts FILE.toml -->   the same in a line a claim: in how many places it holds, and where
+    <!-- end -->
+
     <!-- generated: across head=TEXT BASE/STUDY=NAME ... row=LABEL ... -->   a line for each study, a column for each row
     <!-- end -->
 """
@@ -33,6 +36,7 @@ from nofm.report.study_tables import claims_markdown, conditions, judgements, sc
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "results/README.md")
+_NOT_YET = "not measured yet"
 _REGION = re.compile(r"(<!-- generated: (?P<what>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 
 
@@ -62,22 +66,38 @@ def _study(root: Path, name: str) -> tuple[Facts, Rows]:
     return facts, read_rows(folder / "runs.csv", facts)
 
 
-def _overview(root: Path, file: Path) -> str:
-    """A row for each place where a claim of the paper was measured.
+def _fates(root: Path, file: Path) -> dict[str, list[tuple[str, ...]]]:
+    """By the claims of the paper, in its words: on what each was measured, the difference, its interval and the verdict.
 
     The file has a `[[claim]]` for each: `paper`, its words, and `measured`, a list of [on what, BASE/STUDY, the study's claim].
     """
-    lines = ["| the paper says | measured on | difference of means | 95 % interval | here |", "| --- | --- | --- | --- | --- |"]
     claims = tomllib.loads(file.read_text())["claim"]
     studies = {study: _study(root, study) for claim in claims for _, study, _ in claim["measured"]}
     judged = {study: judgements(*found) for study, found in studies.items()}
+    found: dict[str, list[tuple[str, ...]]] = {}
     for claim in claims:
-        said = claim["paper"]
         for on, study, text in claim["measured"]:
             if text not in {each["text"] for each in studies[study][0]["claims"]}:
                 raise ReportError(file, f"results/{study} has no claim {text!r}")
-            lines.append(f"| {said} | {on} | {' | '.join(judged[study].get(text, ('', '', 'not measured yet')))} |")
-            said = ""
+            found.setdefault(claim["paper"], []).append((on, *judged[study].get(text, ("", "", _NOT_YET))))
+    return found
+
+
+def _overview(root: Path, file: Path) -> str:
+    """A row for each place where a claim of the paper was measured."""
+    lines = ["| the paper says | measured on | difference of means | 95 % interval | here |", "| --- | --- | --- | --- | --- |"]
+    for claim, places in _fates(root, file).items():
+        lines += [f"| {claim * (not i)} | {' | '.join(place)} |" for i, place in enumerate(places)]
+    return "\n".join(lines)
+
+
+def _verdicts(root: Path, file: Path) -> str:
+    """A row for each claim of the paper: where it holds, where it fails and where it is open. Where that is in many places, how many."""
+    lines = ["| the paper says | holds | fails | open |", "| --- | --- | --- | --- |"]
+    for claim, places in _fates(root, file).items():
+        by_verdict = ([on for on, _, _, verdict in places if verdict.startswith(wanted)] for wanted in ("holds", "fails", "open"))
+        cells = (f"in {len(found)} places" if len(found) > 7 else "; ".join(found) for found in by_verdict)
+        lines.append(f"| {claim} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -99,6 +119,8 @@ def _region(root: Path, page: Path, request: str) -> str:
     what, _, rest = request.partition(" ")
     if what == "overview":
         return _overview(root, root / "results" / rest)
+    if what == "verdicts":
+        return _verdicts(root, root / "results" / rest)
     if what == "across":
         return _across(root, page, shlex.split(rest))
     study, *words = shlex.split(rest) or [""]
@@ -122,7 +144,9 @@ def _region(root: Path, page: Path, request: str) -> str:
         return f"![{facts['title']}: score, mask movement and every run]({_place(folder / 'figure.png', page)})"
     if what == "kept":
         return f"![{facts['title']}: score by the share of weights that is kept]({_place(folder / 'kept.png', page)})"
-    raise ReportError(page, f"generated: {request}: {what!r} is none of overview, across, table, brief, claims, conditions, figure, kept")
+    raise ReportError(
+        page, f"generated: {request}: {what!r} is none of overview, verdicts, across, table, brief, claims, conditions, figure, kept"
+    )
 
 
 def _place(picture: Path, page: Path) -> str:

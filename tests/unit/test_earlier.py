@@ -36,7 +36,11 @@ def added(out: Path, *more: str) -> list[str]:
 
 def test_all_but_what_the_command_asked_for_itself(out, capsys):
     assert added(out) == ADDED
-    assert f"as {out / 'runs' / 'a' / 'seed-0'} was started: --on digits --engine.steps 12" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"as {out / 'runs' / 'a' / 'seed-0'} was started: --on digits --engine.steps 12" in said
+    assert "its --rows a is not taken over: without that this command is about all rows" in said
+    added(out, "--rows", "b")
+    assert "not taken over" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_prose_is_left_alone(build, copy):
     ("old", "new", "message"),
     [
         ("<!-- end -->", "", "README.md: 2 regions begin, 1 end"),
-        ("generated: brief", "generated: short", "'short' is none of overview, across, table, brief"),
+        ("generated: brief", "generated: short", "'short' is none of overview, verdicts, across, table, brief"),
         ("cifar10-resnet20/table1", "cifar10-resnet20/table9", "results/cifar10-resnet20/table9 has no study.json"),
     ],
     ids=["no end", "no such thing", "no such study"],
@@ -106,6 +106,13 @@ def test_the_overview_says_what_the_runs_say(build, copy):
     overview = build.built(copy)[copy / "results/README.md"].partition("overview")[2].partition("<!-- end -->")[0]
     assert "| SR-STE is above STE | CIFAR-10, 1:16 | -2.33 points | -2.56 to -2.09 | fails |" in overview
     assert "|  | CIFAR-10, 1:4 |  |  | not measured yet |" in overview
+    page = build.built(copy)[copy / "results/README.md"]
+    (line,) = [line for line in page.partition("verdicts")[2].splitlines() if line.startswith("| SR-STE is above STE |")][:1]
+    assert [cell.strip() for cell in line.split("|")[2:5]] == [
+        "",
+        "CIFAR-10, 1:16; CIFAR-10, ResNet-18, 1:16, first round (rate 0.1, lambda 3.2e-3)",
+        "in 12 places",
+    ]
 
 
 def test_rows_that_a_study_has_no_runs_of_are_named(build, copy):
