@@ -41,6 +41,7 @@ class Handle:
         try:
             with torch.no_grad():
                 method.start(self._sites, self.memory)
+            saved.check_remembered(method, self.memory)
             for site in self._sites:
                 self._check_begun(site)
         except Exception:
@@ -163,6 +164,7 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     """
     if not isinstance(method, Method):
         raise OptimizerError(f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {method!r}; attach(method, model, optimizer)")
+    saved.check_options(method)
     if not isinstance(model, nn.Module):
         raise OptimizerError(f"attach needs a model, got {type(model).__name__}; attach(method, model, optimizer)")
     model = unwrap(model)
