@@ -22,12 +22,21 @@ __all__ = ["Site", "kept_weights", "layer_name", "parameter_name", "sites"]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One sparse weight of a model: where it is and what is done to it. Made anew by `sites`, never stored in the model."""
+    """One sparse weight of a model: where it is and what is done to it. Made anew by `sites`, never stored in the model.
+
+    What methods use of it:
+
+    weight                     the stored, dense weight, a parameter (`param` is its name in `module`: "weight").
+    grouping                   its pattern and where groups lie; `grouping.mask(scores)` is the N:M mask of any scores.
+    look_through(lens)         how the layer sees its weight from now on: a lens of `nofm.ste`.
+    freeze(mask), thaw(lens)   store a mask that the layer computes with, which states hold too; forget it again.
+    stored_mask, mask()        the stored mask, if there is one; the mask as it is now, stored or of the weight.
+    """
 
     name: str  # of the layer, as in a rule
     key: str  # of the parameter, as in the state dict
     module: SparseModule
-    param: str
+    param: str  # the name of the weight in `module`, such as "weight"; the parameter itself is `Site.weight`
     users: tuple[tuple[SparseModule, str], ...]  # all modules that hold this weight, `module` first: several where it is tied
 
     @property
@@ -39,6 +48,11 @@ class Site:
 
     @property
     def grouping(self) -> Grouping:
+        """The layer's pattern, and the axis and padding by which it is laid on the weight.
+
+        `grouping.mask(scores)` is its N:M mask of scores that have the shape of the whole weight: True at the N of largest magnitude of
+        every M, so that signs do not count, and the lower index first among equals.
+        """
         return self.module._nofm[self.param].grouping
 
     @property
@@ -65,7 +79,8 @@ class Site:
         return stored_mask(self.module, self.param)
 
     def freeze(self, mask: Tensor, lens: ste.Lens = ste.frozen) -> None:
-        """Store `mask`, of the whole weight, and look through it from now on."""
+        """Store `mask`, of the whole weight, and look through it from now on: with `ste.frozen` pruned weights get no gradient,
+        with `ste.held` as if they were kept at zero. They keep their values, unseen, unless the caller sets them to zero."""
         stored = self.stored_mask
         if stored is None or stored.device != mask.device:
             mask = mask.clone()  # or the next one would be written into the caller's

@@ -254,7 +254,7 @@ def test_a_state_without_a_search_is_refused_before_anything_is_changed():
     models = network(), network()
     fixed, searched = (nofm.attach(SRSTE(decay), model, sgd(model)) for decay, model in zip((1e-3, "auto"), models, strict=True))
     with pytest.raises(
-        nofm.OptimizerError, match="this state is of SRSTE with other options: it has no decay; attach the method as it was"
+        nofm.OptimizerError, match="this state of SRSTE has no decay, which the attached one goes on from: it is of other options, or"
     ):
         searched.load_state_dict({**fixed.state_dict(), "steps": [7], "options": {}})  # as before options were saved
     assert searched.step == 0

@@ -41,6 +41,7 @@ class Handle:
         try:
             with torch.no_grad():
                 method.start(self._sites, self.memory)
+            saved.check_remembered(method, self.memory)
             for site in self._sites:
                 self._check_begun(site)
         except Exception:
@@ -170,6 +171,7 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
         raise OptimizerError(
             f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {_shortly(method)}; attach(method, model, optimizer)"
         )
+    saved.check_options(method)
     if not isinstance(model, nn.Module):
         raise OptimizerError(f"attach needs a model, got {type(model).__name__}; attach(method, model, optimizer)")
     model = unwrap(model)

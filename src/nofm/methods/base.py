@@ -2,7 +2,7 @@
 
 Here is what a method is and what it is shown. What it may touch in a step is an `OwnedWeight`: a sparse weight, its gradient and its
 learning rate. Methods themselves are frozen values without state; the number of the step lives in the `Handle` that `attach` returns,
-masks in the layers, and all else in a `Memory`.
+masks in the layers, and all else in a `Memory`. docs/methods.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,23 @@ __all__ = ["Memory", "Method", "OwnedWeight", "Step"]
 
 @dataclass(frozen=True)
 class Method:
-    """The base of all methods: the identity. Subclasses say how layers see their weights and what a step does to them."""
+    """The base of all methods: the identity. Subclasses say how layers see their weights and what a step does to them.
+
+    A subclass is a @dataclass(frozen=True) with its options as fields: by these a state knows what it was made with. Numbers, strings,
+    booleans and None are saved, other values are not. In `start` and both moments of a step no gradients are recorded.
+    """
 
     unstructured: ClassVar[bool] = False  # whether it prunes anywhere in a layer; its layers are then sparsified as "1:1"
     is_dense: ClassVar[bool] = False  # whether layers compute with all their weights throughout
 
     def begin(self, site: Site) -> None:
-        """Called for each sparse weight when the method is attached."""
+        """Called for each sparse weight when the method is attached: say by `site.look_through(lens)` or `site.freeze(mask)` how the layer
+        sees it. Lenses are in `nofm.ste`; see `nofm.site.Site` for all that a site offers."""
         site.look_through(ste.straight_through)
 
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
-        """Called once when the method is attached, for methods that must see all sparse weights together."""
+        """Called once when the method is attached, for methods that must see all sparse weights together or remember something: what
+        `memory` needs is put there now."""
         for site in sites:
             self.begin(site)
 
@@ -43,11 +49,13 @@ class Method:
         """Called when a state after `number` steps has been loaded, for methods whose layers look at weights differently by then."""
 
     def remembers(self) -> tuple[str, ...]:
-        """What must be in the memory of a state that it goes on from."""
+        """What must be in the memory of a state that it goes on from: names in `memory.tensors` (or `memory.learned`), which `start` has
+        put there. A state without them is refused; all else in the memory is saved and loaded without being named here."""
         return ()
 
     def begun_with(self) -> tuple[str, ...]:
-        """The options that masks and memory of a state were made by. They cannot be changed when it is loaded; others can."""
+        """The options, by the names of their fields, that masks and memory of a state were made by. A state in which one of them has
+        another value is refused; where another option has, the attached one holds, with a warning. ("seed",) is a tuple of one."""
         return ()
 
     def phase(self, number: int) -> str | None:
@@ -65,7 +73,11 @@ class Method:
         return {}
 
     def unfinished(self, number: int) -> str:
-        """What it has yet to do after step `number` before a network is what it was asked for, with its step: "it prunes at step 9"."""
+        """What it has yet to do after step `number` before a network is what it was asked for; "" where nothing is left.
+
+        A clause without a full stop that names the step and the option, "it prunes at step 9 (prune_at)": it is put into "ASP has taken 5
+        steps, and it prunes at step 9 (prune_at). It is folded before that: ..."
+        """
         return ""
 
     def fusible(self) -> bool:
@@ -77,19 +89,23 @@ class Method:
         return None
 
     def before_step(self, step: Step) -> None:
-        """Gradients are complete; the optimizer has not moved yet."""
+        """Gradients are complete (summed over micro-batches and processes); the optimizer has not moved yet. Change `owned.grad` here."""
 
     def after_step(self, step: Step) -> None:
-        """The optimizer has moved the weights."""
+        """The optimizer has moved the weights. Change `owned.weight` or masks here."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedWeight:
-    """A sparse weight in a step of the optimizer. Tensors are as they are now, and this process's part of the whole."""
+    """A sparse weight in a step of the optimizer. Tensors are as they are now, and this process's part of the whole.
 
-    site: Site
-    param: nn.Parameter
-    lr: float | Tensor
+    `weight` and `grad` are its values, to be changed in place (`mul_`, `add_`), `mask()` is True where weights are kept. Where weights are
+    spread over processes (FSDP2) these are parts; masks that are frozen and scores they are made of are whole, see `nofm.shards`.
+    """
+
+    site: Site  # the layer's side of it: its pattern, lens and stored mask
+    param: nn.Parameter  # the very parameter that the optimizer moves (`site.param` is a name, `site.weight` may be a gathered copy)
+    lr: float | Tensor  # of its group in the optimizer, in this step
     descends: bool  # False under maximize=True, where the optimizer adds the gradient
 
     @property
@@ -112,7 +128,10 @@ class OwnedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one optimizer, the same object at both moments. `number` counts from 1, without steps that a scaler skipped."""
+    """One step of one optimizer, the same object at both moments. `number` counts from 1, without steps that a scaler skipped.
+
+    What is to be done to every sparse weight goes over (*step.weights, *step.resting).
+    """
 
     number: int
     weights: Sequence[OwnedWeight]  # those with a gradient, which the optimizer moves

@@ -17,8 +17,9 @@ __all__ = ["Memory"]
 class Memory:
     """Two kinds of things, and a checkpoint holds all of both.
 
-    tensors  by name, for the method to read, write and replace.
-    learned  parameters of the method's own, which the optimizer trains beside the weights they belong to.
+    tensors  by name, for the method to read, write and replace. `Method.start` makes them, by any names: "decay" for one of the method,
+             f"{site.key}:mask" for one of each weight. A state brings its own, by these names, on the devices where `start` made them.
+    learned  parameters of the method's own, which the optimizer trains beside the weights they belong to; `learn` makes them.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -34,6 +35,9 @@ class Memory:
                 group["params"].append(parameter)  # no group of its own, which a scheduler made before would not know
         self.learned[name] = parameter
         return parameter
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors or name in self.learned
 
     def forget(self) -> None:
         """Take the learned parameters out of the optimizers again."""

@@ -1,5 +1,8 @@
 """Where the state of a handle comes from, and whether the attached method can go on from it. All is decided before anything is loaded.
 
+Options are in a state by the fields of the method's dataclass. A method of somebody's own that keeps them elsewhere would go on from a
+state of other options without a word, so it is refused when it is attached.
+
 Another method, other patterns and options that the state was made by are refused. Any other option may have been changed on purpose
 (a smaller lambda, a later `begin_at`): then the attached one holds, as with `nofm resume --allow_change`, and a warning says so.
 States from before options and patterns were saved have neither, and nothing is said of them.
@@ -7,6 +10,7 @@ States from before options and patterns were saved have neither, and nothing is 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -15,9 +19,62 @@ from ..errors import OptimizerError
 from ..site import Site
 from .base import Memory, Method
 
-__all__ = ["changes", "check", "origin"]
+__all__ = ["changes", "check", "check_options", "check_remembered", "origin"]
 
 _AS_IT_WAS = "or leave this state out to begin anew"
+
+
+# ---- when a method is attached ----
+
+
+def check_options(method: Method) -> None:
+    """Raise where a state could not hold the options of `method`, or `begun_with` names something else."""
+    name, options = type(method).__name__, [field.name for field in fields(method)]
+    if lost := _no_fields(method):
+        raise OptimizerError(
+            f"{name} keeps {', '.join(lost)} outside of its dataclass fields, so that its states would not hold what is given there; put "
+            f"@dataclass(frozen=True) above the class, write each option as a field such as {lost[0]}: int = 1, and leave out __init__ "
+            "(__post_init__ may check them)"
+        )
+    if unknown := [option for option in method.begun_with() if option not in options]:
+        raise OptimizerError(
+            f"{name}.begun_with() names {unknown[0]!r}, and {name} has no such option ({', '.join(options) or 'it has none'}); return a "
+            "tuple of names of its fields"
+        )
+
+
+def _no_fields(method: Method) -> list[str]:
+    """What looks like an option of `method` but is no field: written in a class without @dataclass, or set by an __init__ by hand."""
+    names, kinds = {field.name for field in fields(method)}, type(method).__mro__
+    lost: list[str] = []
+    declared: set[str] = set()
+    for kind in kinds:
+        own = {name for name, annotation in inspect.get_annotations(kind).items() if "ClassVar" not in str(annotation)}
+        if _is_decorated(kind):
+            declared |= own
+        elif issubclass(kind, Method):
+            lost += sorted((own | (names & set(vars(kind)))) - declared)
+    maker = next(kind for kind in kinds if "__init__" in vars(kind))
+    # What a dataclass sets beside its fields follows from them (a table made in __post_init__), unless it was given by that name.
+    given = set(inspect.signature(vars(maker)["__init__"]).parameters) if _is_decorated(maker) else set(vars(method))
+    return list(dict.fromkeys([*lost, *(name for name in vars(method) if name in given and name not in names)]))
+
+
+def _is_decorated(kind: type) -> bool:
+    return "__dataclass_params__" in vars(kind)  # its own: a subclass inherits it as an attribute
+
+
+def check_remembered(method: Method, memory: Memory) -> None:
+    """Raise where `method`, which has started, has not put into `memory` what it says that it goes on from."""
+    if missing := [what for what in method.remembers() if what not in memory]:
+        name = type(method).__name__
+        raise OptimizerError(
+            f"{name}.remembers() names {missing[0]!r}, which {name}.start has not put into the memory, so that none of its states could be "
+            f"loaded; set memory.tensors[{missing[0]!r}] in start(sites, memory), or do not name it"
+        )
+
+
+# ---- saved and loaded ----
 
 
 def origin(method: Method, sites: Sequence[Site]) -> dict[str, Any]:
@@ -54,8 +111,11 @@ def check(state: Mapping[str, Any], method: Method, sites: Sequence[Site], memor
                 f"this state is of {name}({option}={was!r}), the attached one has {option}={now!r}, and what the state holds was made by "
                 f"the former; attach the method as it was, {_AS_IT_WAS}"
             )
-    if missing := [what for what in method.remembers() if what not in state["memory"]["tensors"]]:
-        raise OptimizerError(f"this state is of {name} with other options: it has no {missing[0]}; attach the method as it was")
+    if missing := [what for what in method.remembers() if not any(what in held for held in state["memory"].values())]:
+        raise OptimizerError(
+            f"this state of {name} has no {missing[0]}, which the attached one goes on from: it is of other options, or of a {name} "
+            f"that did not remember that; attach the method as it was, {_AS_IT_WAS}"
+        )
     _check_masks(state, sites)
     memory.check(state["memory"])
 
