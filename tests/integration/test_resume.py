@@ -363,9 +363,8 @@ def test_a_network_of_another_shape_is_refused(noisy, tmp_path):
 def test_another_pattern_is_refused(tmp_path):
     train_until(SMALL, tmp_path / "run", "checkpoint")
     before, told = digests(tmp_path / "run"), (tmp_path / "run" / "run.json").read_bytes()
-    said = (
-        "conv2.weight: 2:4 in this state, 1:4 in this model; give the options that the run was started with, or begin anew in another --out"
-    )
+    refused = "conv2.weight: 2:4 in this state, 1:4 in this model (and 1 more)"
+    said = f"{refused}; give the options that the run was started with, or begin anew in another --out"
     with pytest.raises(CheckpointError, match=f"^{re.escape(said)}$"):
         train(changed(SMALL, sparsity={"pattern": "1:4"}), tmp_path / "run", resume=True, allow_change=True)
     assert_same(digests(tmp_path / "run"), before)

@@ -194,7 +194,7 @@ def test_a_saved_state_knows_whether_the_start_is_over(steps):
     [
         ({"begin_at": -1}, "begin_at=-1"),
         ({"begin_at": 2.5}, "begin_at=2.5"),
-        ({"ramp_at": 0}, "ramp_at=0: must be below begin_at, 0"),
+        ({"ramp_at": 0}, "ramp_at=0: needs a later begin_at, where the pattern is reached"),
         ({"ramp_at": 5, "begin_at": 5}, "ramp_at=5: must be below begin_at, 5"),
         ({"ramp_at": -1, "begin_at": 5}, "ramp_at=-1"),
         ({"ramp_at": 2, "begin_at": 5, "placement": "backward"}, "not in the released code"),

@@ -12,7 +12,7 @@ from torch import nn
 
 import nofm
 
-LINES = """0.weight: {} in this state, {} in this model; sparsify_ it as it was, or leave this state out to begin anew"""
+LINES = """0.weight: {} in this state, {} in this model{}; sparsify_ it as it was, or leave this state out to begin anew"""
 
 
 def attached(method: nofm.Method, pattern: str | dict = "2:4", steps: int = 0, width: int = 16, axis: str = "input") -> list:
@@ -42,9 +42,9 @@ REFUSED = {
     "another method": (
         nofm.STE(), "2:4", SRSTE(0.1), "2:4", "this state is of method STE, the attached one is SRSTE; attach the same method"
     ),
-    "another pattern": (SRSTE(0.1), "2:4", SRSTE(0.1), "1:4", LINES.format("2:4", "1:4")),
-    "one layer more": (SRSTE(0.1), "2:4", SRSTE(0.1), {"0": None, "*": "2:4"}, LINES.format("2:4", "not sparse")),
-    "one layer less": (SRSTE(0.1), {"0": None, "*": "2:4"}, SRSTE(0.1), "2:4", LINES.format("not sparse", "2:4")),
+    "another pattern": (SRSTE(0.1), "2:4", SRSTE(0.1), "1:4", LINES.format("2:4", "1:4", " (and 1 more)")),
+    "one layer more": (SRSTE(0.1), "2:4", SRSTE(0.1), {"0": None, "*": "2:4"}, LINES.format("2:4", "not sparse", "")),
+    "one layer less": (SRSTE(0.1), {"0": None, "*": "2:4"}, SRSTE(0.1), "2:4", LINES.format("not sparse", "2:4", "")),
     "a search, where there was none": (
         SRSTE(0.1), "2:4", SRSTE("auto"), "2:4",
         "this state is of SRSTE(decay=0.1), the attached one has decay='auto', and what the state holds was made by the former; "

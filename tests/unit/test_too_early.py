@@ -15,8 +15,8 @@ import nofm
 
 REST = "It is {} before that: train until then, or attach it with options that fit the steps that you take"
 SEARCH = (
-    'SRSTE has taken 3 steps, and its search for lambda (decay="auto") ends at step {0} (probe={0}, where a tenth of the steps that you '
-    "train is enough): until then lambda is not settled, and every other output of each layer has none. "
+    'SRSTE has taken 3 steps, and its search for lambda (decay="auto") ends at step {0} (probe={0}; give a tenth of the steps that you '
+    "train): until then lambda is not settled, and every other output of each layer has none. "
 )
 UNFINISHED = {
     "search": (nofm.SRSTE("auto", probe=8), "2:4", SEARCH.format(8)),

@@ -123,12 +123,12 @@ def check(state: Mapping[str, Any], method: Method, sites: Sequence[Site], memor
 def _check_patterns(state: Mapping[str, Any], sites: Sequence[Site]) -> None:
     now = _patterns(sites)
     was: dict[str, str] = state.get("patterns", now)
-    for key in [*was, *now]:
-        if was.get(key) != now.get(key):
-            raise OptimizerError(
-                f"{key}: {was.get(key, 'not sparse')} in this state, {now.get(key, 'not sparse')} in this model; sparsify_ it as it was, "
-                f"{_AS_IT_WAS}"
-            )
+    if unlike := [key for key in dict.fromkeys([*was, *now]) if was.get(key) != now.get(key)]:
+        key, others = unlike[0], f" (and {len(unlike) - 1} more)" * (len(unlike) > 1)
+        raise OptimizerError(
+            f"{key}: {was.get(key, 'not sparse')} in this state, {now.get(key, 'not sparse')} in this model{others}; sparsify_ it as it "
+            f"was, {_AS_IT_WAS}"
+        )
 
 
 def _check_masks(state: Mapping[str, Any], sites: Sequence[Site]) -> None:

@@ -85,7 +85,8 @@ class SRSTE(Method):
         if self.ramp_at is not None:
             check_whole("ramp_at", self.ramp_at)
             if self.ramp_at >= self.begin_at:
-                raise OptimizerError(f"ramp_at={self.ramp_at}: must be below begin_at, {self.begin_at}, where the pattern is reached")
+                needs = f"must be below begin_at, {self.begin_at}," if self.begin_at else "needs a later begin_at,"
+                raise OptimizerError(f"ramp_at={self.ramp_at}: {needs} where the pattern is reached")
             if self.placement == "backward":
                 raise OptimizerError('ramp_at is not in the released code, which placement="backward" repeats; use placement="gradient"')
 
@@ -143,8 +144,8 @@ class SRSTE(Method):
             return ""
         spared = "" if self.target else ", and every other output of each layer has none"
         return (
-            f'its search for lambda (decay="auto") ends at step {self.begin_at + self._probe_steps} (probe={self._probe_steps}, where a '
-            f"tenth of the steps that you train is enough): until then lambda is not settled{spared}"
+            f'its search for lambda (decay="auto") ends at step {self.begin_at + self._probe_steps} (probe={self._probe_steps}; give a '
+            f"tenth of the steps that you train): until then lambda is not settled{spared}"
         )
 
     def _probes(self, number: int) -> bool:
