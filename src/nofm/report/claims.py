@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from .compare import stat
@@ -40,6 +41,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval | No
     return Interval(mean, mean - half, mean + half)
 
 
+@lru_cache(4096)  # twenty milliseconds each, and the same intervals are asked for by the table, the page and the overview
 def quantile(freedom: float) -> float:
     """The t that Student's distribution stays within on both sides in 95 % of cases; degrees of freedom may be a fraction."""
     low, high = 0.0, 13.0  # one degree of freedom, the fewest, has 12.706
