@@ -60,8 +60,8 @@ def test_c_kernels_are_the_oracle_bit_for_bit(pattern):
         for sign in (False, True):
             out = torch.randn_like(w)
             term = torch.where(expected, 0.0, w.sign() if sign else w)
-            plain = out + 0.25 * term
-            cpu.refine_(w, out, 0.25, sign, n, m, w.stride(axis))
+            plain = out.add(term, alpha=0.3)  # no power of two: it matters whether the product is rounded by itself
+            cpu.refine_(w, out, 0.3, sign, n, m, w.stride(axis))
             assert torch.equal(out, plain), name
         moved = w.clone(memory_format=torch.preserve_format)
         cpu.refine_(moved, moved, -0.5, False, n, m, w.stride(axis))
@@ -254,7 +254,7 @@ def test_training_by_the_c_kernels_is_training_by_plain_torch_bit_for_bit(refine
         with use(path):
             nofm.sparsify_(model, {"1": "2:8", "3": "1:16"})
             optimizer = optimizer_kind(model.parameters(), lr=0.01)
-            nofm.attach(nofm.SRSTE(decay=0.125, refine=refine), model, optimizer)
+            nofm.attach(nofm.SRSTE(decay=0.1, refine=refine), model, optimizer)
             for step in range(10):
                 optimizer.zero_grad()
                 model(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()

@@ -72,7 +72,7 @@ def tiny(name: str) -> torch.nn.Module:
 
 
 def test_faster_rcnn_learns_four_images(root):
-    metrics = trained(root, Detection, tiny("fasterrcnn_tiny"), nofm.Dense(), steps=70, lr=1.5e-3)
+    metrics = trained(root, Detection, tiny("fasterrcnn_tiny"), nofm.Dense(), steps=100, lr=1.5e-3)
     assert metrics["map"] > 0.9, metrics
 
 

@@ -24,9 +24,13 @@ METHODS: dict[str, nofm.Method] = {
 }
 
 
+# DEEP R draws in every step, and a weight whose sign hangs on a rounding differs from processor to processor (2e-4 was seen).
+TOLERANCE = {"deepr": 1e-3}
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_fifty_steps(name):
-    assert losses("1:1", METHODS[name]) == pytest.approx(json.loads(GOLDEN.read_text())[name], rel=1e-4)
+    assert losses("1:1", METHODS[name]) == pytest.approx(json.loads(GOLDEN.read_text())[name], rel=TOLERANCE.get(name, 1e-4))
 
 
 def test_the_golden_runs_learn_and_differ():

@@ -1,18 +1,11 @@
-"""The C kernels for fp32 weights on the CPU: compiled once with the machine's own compiler, called through ctypes.
-
-No build step and no dependency: `cc` is asked for when a mask is first wanted on the CPU, the result is kept in the user's cache
-folder under the hash of its source and compiler. Where there is no compiler the plain torch path serves, and `select` says so.
+"""The C kernels for masks of fp32 weights on the CPU (`build` compiles them when a mask is first wanted there). Where there is no compiler
+the plain torch path serves, and `select` says so.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .build import compiled
+
 __all__ = ["MAX_M", "Jobs", "Largest", "mask", "masked", "refine_", "unavailable"]
 
 MAX_M = 64
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
 _WEIGHTS_OF_A_TASK = 1 << 18  # below this a thread costs more than it brings
 
 
@@ -38,19 +32,9 @@ def unavailable() -> str | None:
 
 @cache
 def _library() -> tuple[Any, str | None]:
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if not compiler:
-        return None, "no C compiler was found"
-    source = Path(__file__).with_name("cpu.c")
-    identity = [source.read_bytes(), compiler.encode(), " ".join(_FLAGS).encode(), platform.processor().encode(), platform.node().encode()]
-    cached = _cache_folder() / f"cpu-{hashlib.sha256(b'|'.join(identity)).hexdigest()[:16]}.so"
-    try:
-        if not cached.exists():
-            _compile(compiler, source, cached)
-        library = ctypes.CDLL(str(cached))
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or error
-        return None, f"compiling {source.name} with {compiler} failed: {detail!s:.300}"
+    library, why_not = compiled(Path(__file__).with_name("cpu.c"))
+    if library is None:
+        return None, why_not
     span = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
     library.nofm_masked.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *span]
     library.nofm_mask.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *span]
@@ -62,18 +46,6 @@ def _library() -> tuple[Any, str | None]:
         getattr(library, f"nofm_{name}").restype = None
     library.nofm_largest.argtypes = many
     return library, None
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nofm"
-
-
-def _compile(compiler: str, source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
-        subprocess.run([compiler, *_FLAGS, str(source), "-o", str(built)], check=True, capture_output=True, text=True, timeout=120)
-        built.replace(target)  # another process may be doing the same: the last one wins, and both are whole
 
 
 def masked(weight: Tensor, n: int, m: int, stride: int) -> Tensor:
