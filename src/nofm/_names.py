@@ -2,7 +2,7 @@
 
 from .allocate import allocate_patterns
 from .analysis import SAD, Cost, Divergence, Verification, check_ranks, cost, sad_of_forwards, verify
-from .deploy import PackedFile, load_packed, save_packed
+from .deploy import PackedFile, Packing, load_packed, pack_, save_packed, unpack_
 from .errors import LayerError, MaskDivergenceError, NofmError, NonFiniteWeightError, OptimizerError, PackedError, PatternError
 from .kinds import register_layer
 from .masks import mask
@@ -60,6 +60,7 @@ __all__ = [
     "OptimizerError",
     "PackedError",
     "PackedFile",
+    "Packing",
     "Pattern",
     "PatternError",
     "RigL",
@@ -76,11 +77,13 @@ __all__ = [
     "follow_",
     "load_packed",
     "mask",
+    "pack_",
     "register_layer",
     "sad_of_forwards",
     "save_packed",
     "sites",
     "sparsify_",
     "summary",
+    "unpack_",
     "verify",
 ]

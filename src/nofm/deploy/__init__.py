@@ -1,6 +1,19 @@
-"""What becomes of a network when it is trained: its weights as others load them, and files without zeros."""
+"""What becomes of a network when it is trained: its weights as others load them, files without zeros, layers that compute without them."""
 
 from .files import PackedFile, load_packed, repack, save_packed
 from .folded import folded_weights
+from .layers import PackedLayer
+from .packing import PackedRow, Packing, pack_, unpack_
 
-__all__ = ["PackedFile", "folded_weights", "load_packed", "repack", "save_packed"]
+__all__ = [
+    "PackedFile",
+    "PackedLayer",
+    "PackedRow",
+    "Packing",
+    "folded_weights",
+    "load_packed",
+    "pack_",
+    "repack",
+    "save_packed",
+    "unpack_",
+]

@@ -1,0 +1,228 @@
+"""`pack_(model, example)`: layers compute without their zeros where that is faster on this machine. `unpack_`: plain layers again.
+
+Whether leaving zeros out pays depends on the pattern, the layer, the batch and the processor: 1:16 nearly always, 2:4 where the batch is
+small. So each layer is timed during one forward of an example, as it is and packed, in turns, and the faster one stays. Whatever is
+decided is in the report that is returned, layer by layer, with a reason where a layer could not be packed.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import LayerError
+from ..kernels import products
+from ..overview import table
+from ..readers import children_read
+from ..site import sites
+from ..sparsifying import unwrap
+from .layers import PackedLayer, why_not_packed
+
+__all__ = ["PackedRow", "Packing", "pack_", "unpack_"]
+
+_ROUNDS, _SECONDS = 7, 0.004  # of timing, and how long each is at least
+_WORTH = 0.95  # of the dense time: what must be gained for a layer to be packed
+_ZEROS = 0.4  # of a weight: with fewer, leaving them out cannot pay
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """One layer: its times on the example's input in seconds, 0.0 where it was not timed, and what was decided."""
+
+    name: str
+    shape: tuple[int, ...]
+    kept: float
+    input: tuple[int, ...]
+    dense: float
+    without_zeros: float
+    packed: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What `pack_` did; printed, a table. Times are of this machine, with `threads` threads."""
+
+    rows: tuple[PackedRow, ...]
+    threads: int
+
+    @property
+    def packed(self) -> int:
+        return sum(row.packed for row in self.rows)
+
+    def __str__(self) -> str:
+        header = ("layer", "weight", "kept", "input", "dense", "without zeros", "speed-up", "")
+        timed = [row for row in self.rows if row.without_zeros]
+        before = sum(row.dense for row in timed)
+        after = sum(row.without_zeros if row.packed else row.dense for row in timed)
+        total = f"{self.packed} of {len(self.rows)} layers with zeros are packed"
+        if timed:
+            total += f"; the timed ones take {_ms(after)} instead of {_ms(before)}, {before / after:.2f} x, {self.threads} thread(s)"
+        return "\n".join([*table([header, *map(_cells, self.rows)]), total])
+
+
+def _cells(row: PackedRow) -> tuple[str, ...]:
+    sizes = "x".join(map(str, row.shape)), f"{row.kept:.1%}", "x".join(map(str, row.input))
+    if not row.without_zeros:
+        return (row.name, *sizes, "-", "-", "-", row.note)
+    return (row.name, *sizes, _ms(row.dense), _ms(row.without_zeros), f"{row.dense / row.without_zeros:.2f} x", row.note)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"
+
+
+@torch.inference_mode()
+def pack_(model: nn.Module, example: Any = None, *, only_faster: bool = True) -> Packing:
+    """Let the layers of a folded model compute without their zeros, in place, where that is faster: fp32 on the CPU, for inference.
+
+    example      an input of the size that will be computed with: a tensor, a tuple of arguments, or a dict of keyword arguments. Other
+                 sizes can be computed too; what is faster was measured on this one, with as many threads as torch has now.
+    only_faster  False packs every layer that can be packed, and needs no example.
+
+    Linear, Conv1d and Conv2d layers of which 40 % or more are zeros are tried, N:M or not. State dicts keep their keys and values;
+    `unpack_` brings plain layers back.
+    """
+    model = unwrap(model)
+    if next(iter(sites(model)), None) is not None:
+        raise LayerError("this model is sparsified, with dense weights behind its N:M ones; nofm.fold_(model) first")
+    if example is None and only_faster:
+        raise LayerError(
+            "give an example input, by which layers are timed: pack_(model, torch.randn(1, 3, 224, 224)); or only_faster=False"
+        )
+    if model.training:
+        raise LayerError("this model is in training mode, and packed layers are for inference; model.eval() first")
+    if reason := products.unavailable():
+        raise LayerError(f"packed layers need a C compiler at first use: {reason}")
+    rows = {name: _row(layer, name, reason) for name, layer, reason in _with_zeros(model)}
+    if not rows:
+        raise LayerError("no layer has zeros worth leaving out; see nofm.verify(model)")
+    tried = {name: layer for name, layer in model.named_modules() if name in rows and not rows[name].note}
+    if example is not None:
+        _time(model, example, tried, rows, only_faster)
+    for name, layer in tried.items():
+        if not rows[name].note:
+            note = "not called by the example" if only_faster else "packed, not timed"
+            rows[name] = replace(rows[name], packed=not only_faster, note=note)
+        if rows[name].packed:
+            _put(model, name, PackedLayer(layer, name))
+    return Packing(tuple(rows.values()), torch.get_num_threads())
+
+
+def unpack_(model: nn.Module) -> int:
+    """Make packed layers plain again, in place, with zeros written in; returns how many there were."""
+    packed = [(name, layer) for name, layer in unwrap(model).named_modules() if isinstance(layer, PackedLayer)]
+    for name, layer in packed:
+        _put(unwrap(model), name, layer.plain())
+    return len(packed)
+
+
+def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
+    if not name:
+        raise LayerError("the model itself is the layer; put it into an nn.Sequential first")
+    parent, _, child = name.rpartition(".")
+    model.get_submodule(parent)._modules[child] = layer
+
+
+# ---- which layers ----
+
+
+def _with_zeros(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """The layers whose weights have many zeros, and why they cannot be packed."""
+    read = {f"{prefix}.{name}".lstrip(".") for prefix, module in model.named_modules() for name in children_read(module)}
+    owners: dict[int, str] = {}
+    shared = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if owners.setdefault(id(parameter), name) != name:
+            shared |= {name.rpartition(".")[0], owners[id(parameter)].rpartition(".")[0]}
+    for name, layer in model.named_modules():
+        weight = getattr(layer, "weight", None)
+        if isinstance(layer, PackedLayer) or not isinstance(weight, Tensor) or weight.dim() < 2 or not weight.numel():
+            continue
+        if float((weight == 0).float().mean()) >= _ZEROS:
+            yield name, layer, _why_not(name, layer, read, shared)
+
+
+def _why_not(name: str, layer: nn.Module, read: set[str], shared: set[str]) -> str:
+    if reason := why_not_packed(layer):
+        return reason
+    if name in read:
+        return "another module reads its weight"
+    if name in shared:
+        return "its weight is another layer's too"
+    if "parametrizations" in layer._modules:
+        return "its weight is computed by a parametrization"
+    return "it has hooks" if layer._forward_hooks or layer._forward_pre_hooks else ""
+
+
+def _row(layer: nn.Module, name: str, reason: str) -> PackedRow:
+    weight: Any = layer.weight
+    return PackedRow(name, tuple(weight.shape), float((weight != 0).float().mean()), (), 0.0, 0.0, False, reason)
+
+
+# ---- which are faster ----
+
+
+def _time(model: nn.Module, example: Any, tried: Mapping[str, nn.Module], rows: dict[str, PackedRow], only_faster: bool) -> None:
+    """One forward of the example, in which each layer is timed where it stands."""
+    hooks = [layer.register_forward_hook(_timing(name, rows, only_faster)) for name, layer in tried.items()]
+    try:
+        if isinstance(example, Mapping):
+            model(**example)
+        else:
+            model(*(example if isinstance(example, Sequence) else (example,)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _timing(name: str, rows: dict[str, PackedRow], only_faster: bool) -> Callable[..., None]:
+    """A hook that times its layer, as it is and packed, when it is first called."""
+
+    def hook(layer: Any, args: tuple[Tensor, ...], y: Tensor) -> None:
+        if not rows[name].note:
+            rows[name] = _measured(rows[name], layer, args[0], y, only_faster)
+
+    return hook
+
+
+def _measured(row: PackedRow, layer: Any, x: Tensor, y: Tensor, only_faster: bool) -> PackedRow:
+    trial = PackedLayer(copy.deepcopy(layer), row.name)
+    _check_same(row.name, trial(x), y)
+    dense, without = _in_turns(lambda: layer.forward(x), lambda: trial(x))
+    packed = without < _WORTH * dense or not only_faster
+    note = "packed" if packed else "dense is faster"
+    return replace(row, input=tuple(x.shape), dense=dense, without_zeros=without, packed=packed, note=note)
+
+
+def _check_same(name: str, ours: Tensor, dense: Tensor) -> None:
+    """Sums in another order differ by roundings; anything more is an error of ours, and must not become somebody's result."""
+    if not torch.isfinite(dense).all():
+        raise LayerError(f"{name}: its output for the example is not finite; give an example that the network can compute")
+    worst = float((ours - dense).abs().max() / dense.abs().max().clamp(min=1e-30))
+    if not worst < 1e-3:
+        raise LayerError(f"{name}: packed, its output differs from the dense one by {worst:.1e} of its largest; this is a bug of nofm")
+
+
+def _in_turns(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[float, float]:
+    """The median seconds of a call of each, measured in turns, so that what else the machine does falls on both."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    repeats = [max(1, round(_SECONDS / max(_once(call, 1), 1e-7))) for call in (first, second)]
+    for _ in range(_ROUNDS):
+        for call, times, into in zip((first, second), repeats, seconds, strict=True):
+            into.append(_once(call, times))
+    return median(seconds[0]), median(seconds[1])
+
+
+def _once(call: Callable[[], Any], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
