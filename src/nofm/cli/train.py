@@ -35,7 +35,8 @@ _RESUME_HELP = """usage: nofm resume DIR [--allow_change --group.key VALUE ...]
 
 Goes on with the run in DIR from its newest checkpoint, with the options that it was started with, which DIR/run.json holds. To the
 bit, it then ends as if it had not been interrupted. With --allow_change, options that follow change what they name: a longer run,
-another folder of the data, another number of processes, another lambda. Another network, method or pattern is refused.
+another folder of the data, another number of processes, another lambda. Another network, method or pattern is refused, and so is
+a start (begin_at, ramp_at) in a run that has come to its pattern.
 
 Where DIR holds the runs of nofm train --seeds, those that are not finished are gone on with, one after another.
 """
