@@ -28,7 +28,7 @@ class Method:
     """The base of all methods: the identity. Subclasses say how layers see their weights and what a step does to them.
 
     A subclass is a @dataclass(frozen=True) with its options as fields: by these a state knows what it was made with. Numbers, strings,
-    booleans and None are saved, other values are not. In `start` and both moments of a step no gradients are recorded.
+    booleans, None and tuples of these are saved, other values are not. In `start` and both moments of a step no gradients are recorded.
     """
 
     unstructured: ClassVar[bool] = False  # whether it prunes anywhere in a layer; its layers are then sparsified as "1:1"
@@ -55,7 +55,8 @@ class Method:
 
     def begun_with(self) -> tuple[str, ...]:
         """The options, by the names of their fields, that masks and memory of a state were made by. A state in which one of them has
-        another value is refused; where another option has, the attached one holds, with a warning. ("seed",) is a tuple of one."""
+        another value is refused; where another option has, the attached one holds, with a warning. ("seed",) is a tuple of one. What is
+        named must be saved, so that `attach` refuses one whose value is not."""
         return ()
 
     def takes_back(self, options: Mapping[str, Any], sites: Sequence[Site], number: int) -> str:

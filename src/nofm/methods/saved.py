@@ -45,6 +45,13 @@ def check_options(method: Method) -> None:
             f"{name}.begun_with() names {unknown[0]!r}, and {name} has no such option ({', '.join(options) or 'it has none'}); return a "
             "tuple of names of its fields"
         )
+    for option in method.begun_with():
+        if not _is_plain(value := getattr(method, option)):
+            raise OptimizerError(
+                f"{name}.begun_with() names {option!r}, which is a {type(value).__name__} here. States hold numbers, strings, booleans, "
+                f"None and tuples of these, so that a state of another {option} could not be told from one of this; give it as such (a "
+                'pattern as "2:4", an object as the numbers that it is made of), or do not name it'
+            )
 
 
 def _no_fields(method: Method) -> list[str]:
@@ -88,7 +95,18 @@ def origin(method: Method, sites: Sequence[Site]) -> dict[str, Any]:
 
 def _options(method: Method) -> dict[str, Any]:
     values = {field.name: getattr(method, field.name) for field in fields(method)}
-    return {name: value for name, value in values.items() if value is None or isinstance(value, bool | int | float | str)}
+    return {name: _as_tuples(value) for name, value in values.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _as_tuples(value: Any) -> Any:
+    """Without lists: the method's own could be changed later, and some files (JSON) know no tuples."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, tuple | list) else value
 
 
 def _patterns(sites: Sequence[Site]) -> dict[str, str]:
@@ -97,7 +115,7 @@ def _patterns(sites: Sequence[Site]) -> dict[str, str]:
 
 def changes(state: Mapping[str, Any], method: Method) -> list[tuple[str, Any, Any]]:
     """Name, saved and attached value of each option that is not what it was."""
-    was = state.get("options", {})
+    was = {name: _as_tuples(value) for name, value in state.get("options", {}).items()}
     return [(name, was[name], value) for name, value in _options(method).items() if name in was and was[name] != value]
 
 
