@@ -5,8 +5,8 @@
 
 A region is what stands between two comments, and prose around it is left alone:
 
-    <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions, figure or kept
-    <!-- end -->
+    <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions, or a picture:
+    <!-- end -->                                                     figure, kept, lambda
 
     <!-- generated: overview FILE.toml -->   what became of the paper's claims: which of them were measured where
     <!-- end -->
@@ -144,8 +144,11 @@ def _region(root: Path, page: Path, request: str) -> str:
         return f"![{facts['title']}: score, mask movement and every run]({_place(folder / 'figure.png', page)})"
     if what == "kept":
         return f"![{facts['title']}: score by the share of weights that is kept]({_place(folder / 'kept.png', page)})"
+    if what == "lambda":
+        return f"![{facts['title']}: score by lambda]({_place(folder / 'lambda.png', page)})"
     raise ReportError(
-        page, f"generated: {request}: {what!r} is none of overview, verdicts, across, table, brief, claims, conditions, figure, kept"
+        page,
+        f"generated: {request}: {what!r} is none of overview, verdicts, across, table, brief, claims, conditions, figure, kept, lambda",
     )
 
 

@@ -37,6 +37,8 @@ HELP = [
     ["--help"],
     ["train", "--help"],
     ["train", "digits", "--help"],
+    ["resume", "--help"],
+    ["study", "--help"],
     ["recipes"],
     ["report", "--help"],
     ["evaluate", "--help"],

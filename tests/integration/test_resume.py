@@ -371,6 +371,30 @@ def test_another_pattern_is_refused(tmp_path):
     assert (tmp_path / "run" / "run.json").read_bytes() == told
 
 
+@pytest.mark.parametrize("start", [{"begin_at": 9}, {"begin_at": 9, "ramp_at": 0}], ids=["dense", "gradual"])
+def test_a_start_after_the_start_is_refused(start, tmp_path):
+    train_until(SMALL, tmp_path / "run", "checkpoint")
+    before, told = digests(tmp_path / "run"), (tmp_path / "run" / "run.json").read_bytes()
+    other = changed(SMALL, sparsity={"method": dataclasses.replace(SMALL.sparsity.method, **start)})
+    with pytest.raises(CheckpointError) as refused:
+        train(other, tmp_path / "run", resume=True, allow_change=True)
+    back = "3:4" if "ramp_at" in start else "dense"
+    assert f"by which conv2 and 1 more go from 2:4 back to {back} at step 6, until step 9 (begin_at, which" in str(refused.value)
+    assert str(refused.value).endswith("nothing); give the options that the run was started with, or begin anew in another --out")
+    assert_same(digests(tmp_path / "run"), before)
+    assert (tmp_path / "run" / "run.json").read_bytes() == told
+
+
+def test_a_start_that_was_over_by_then_changes_nothing(tmp_path):
+    for name, start in (("as it was", {}), ("begun", {"begin_at": 6})):
+        train_until(SMALL, tmp_path / name, "checkpoint")
+        method = dataclasses.replace(SMALL.sparsity.method, **start)
+        train(changed(SMALL, sparsity={"method": method}), tmp_path / name, resume=True, allow_change=True)
+    as_it_was, begun = (digests(tmp_path / name) for name in ("as it was", "begun"))
+    assert as_it_was.pop("state method") != begun.pop("state method")  # which names its options
+    assert_same(as_it_was, begun)
+
+
 def test_a_lambda_that_was_changed_holds_and_the_report_says_so(tmp_path):
     """Without the handle's own warning: who types --allow_change has been asked already."""
     train_until(SMALL, tmp_path / "run", "checkpoint")

@@ -62,6 +62,25 @@ REFUSED = {
         nofm.LotteryTicket(every=9), "1:1", nofm.LotteryTicket(every=9, rewind_to=4), "1:1", "LotteryTicket(rewind_to=0), "
     ),
     "batches": (nofm.SNIP(batches=9), "1:1", nofm.SNIP(batches=2), "1:1", "SNIP(batches=9), the attached one has batches=2"),
+    "a dense start, where there was none": (
+        SRSTE(0.1), "2:4", SRSTE(0.1, begin_at=4), "2:4",
+        "this state is of SRSTE(begin_at=0), the attached one has begin_at=4, by which 0 and 1 more go from 2:4 back to dense at step 3, "
+        "until step 4 (begin_at, which up to step 3 changes nothing); attach the method as it was, or leave this state out to begin anew",
+    ),
+    "a gradual start, where there was none": (
+        SRSTE(0.1), {"0": "1:16", "2": None}, SRSTE(0.2, ramp_at=0, begin_at=4), {"0": "1:16", "2": None},
+        "SRSTE(decay=0.1, begin_at=0, ramp_at=None), the attached one has decay=0.2, begin_at=4, ramp_at=0, by which 0 goes from 1:16 back "
+        "to 2:16 at step 3, until step 4 (begin_at, which up to step 3 changes nothing); attach",
+    ),
+    "a start that has ended put off": (SRSTE(0.1, begin_at=2), "2:4", SRSTE(0.1, begin_at=4), "2:4", "go from 2:4 back to dense at step 3"),
+    "a slower start": (
+        SRSTE(0.1, ramp_at=0, begin_at=4), "1:16", SRSTE(0.1, ramp_at=0, begin_at=9), "1:16",
+        "by which 0 and 1 more go from 2:16 back to 4:16 at step 3, until step 9 (begin_at); attach",
+    ),
+    "a start that is no longer gradual": (
+        SRSTE(0.1, ramp_at=0, begin_at=4), "1:16", SRSTE(0.1, begin_at=4), "1:16",
+        "SRSTE(ramp_at=0), the attached one has ramp_at=None, by which 0 and 1 more go from 2:16 back to dense at step 3, until step 4",
+    ),
     "of all weights": (nofm.UnstructuredSTE(0.5), "1:1", nofm.UnstructuredSTE(0.7), "1:1", "UnstructuredSTE(sparsity=0.5), "),
 }  # fmt: skip
 
@@ -110,12 +129,12 @@ def test_parameters_that_the_method_does_not_learn_are_refused_before_masks_are_
 
 
 def test_an_option_that_was_changed_holds_with_a_word():
-    state = attached(SRSTE(0.1, begin_at=2), steps=3)[-1].state_dict()
+    state = attached(SRSTE(0.1, begin_at=9), steps=3)[-1].state_dict()
     model, optimizer, handle = attached(SRSTE(0.3, begin_at=4))
     with pytest.warns(UserWarning, match="this state is of") as said:
         handle.load_state_dict(state)
     assert [str(warning.message) for warning in said] == [
-        "this state is of SRSTE(decay=0.1, begin_at=2), the attached one has decay=0.3, begin_at=4, which holds from step 3 on; "
+        "this state is of SRSTE(decay=0.1, begin_at=9), the attached one has decay=0.3, begin_at=4, which holds from step 3 on; "
         "what was done until then stays. If that is not meant, detach() and attach the method as it was"
     ]
     assert said[0].filename == __file__
@@ -123,6 +142,43 @@ def test_an_option_that_was_changed_holds_with_a_word():
     assert [site.keeps_more for site in nofm.sites(model)] == [True, True]
     step(model, optimizer)
     assert [site.keeps_more for site in nofm.sites(model)] == [False, False]
+
+
+STARTS = {
+    "in the past": (SRSTE(0.1), SRSTE(0.1, begin_at=3), 3),
+    "gradual, in the past": (SRSTE(0.1), SRSTE(0.1, ramp_at=0, begin_at=3), 3),
+    "put off before its end": (SRSTE(0.1, begin_at=4), SRSTE(0.1, begin_at=9), 3),
+    "earlier": (SRSTE(0.1, begin_at=9), SRSTE(0.1, begin_at=2), 3),
+    "gradual instead of dense": (SRSTE(0.1, begin_at=9), SRSTE(0.1, ramp_at=2, begin_at=9), 3),
+    "slower, where M has no number between": (SRSTE(0.1, ramp_at=0, begin_at=4), SRSTE(0.1, ramp_at=0, begin_at=9), 3),
+    "before the first step": (SRSTE(0.1), SRSTE(0.1, begin_at=3), 0),
+}
+
+
+@pytest.mark.parametrize(("saved", "method", "steps"), STARTS.values(), ids=STARTS)
+def test_a_start_that_gives_no_weights_back_holds_with_a_word(saved, method, steps):
+    state = attached(saved, steps=steps)[-1].state_dict()
+    model, _, handle = attached(method)
+    with pytest.warns(UserWarning, match=f"this state is of SRSTE.*which holds from step {steps} on"):
+        handle.load_state_dict(state)
+    as_attached, _, its_handle = attached(method)
+    its_handle.method.go_on(list(nofm.sites(as_attached)), steps)
+    assert [site.lens for site in nofm.sites(model)] == [site.lens for site in nofm.sites(as_attached)]
+
+
+def test_a_start_is_counted_by_the_steps_of_each_optimizer():
+    def made(method):
+        model = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 4))
+        nofm.sparsify_(model, "2:4", preset="all")
+        optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+        return model, optimizers, nofm.attach(method, model, optimizers)
+
+    model, (_, second), handle = made(SRSTE(0.1))
+    for _ in range(3):
+        model(torch.randn(2, 16)).sum().backward()
+        second.step()
+    with pytest.raises(nofm.OptimizerError, match="by which 1 goes from 2:4 back to dense at step 3, until step 4"):
+        made(SRSTE(0.1, begin_at=4))[-1].load_state_dict(handle.state_dict())
 
 
 def test_a_search_that_is_given_up_for_a_number_says_so():

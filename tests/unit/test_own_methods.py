@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from functools import cache
@@ -233,6 +236,58 @@ def test_begun_with_names_options():
     assert str(refused.value) == (
         "Misspelt.begun_with() names 'sed', and Misspelt has no such option (every, seed); return a tuple of names of its fields"
     )
+
+
+@dataclass(frozen=True)
+class MadeBy(nofm.Method):
+    made_by: Any = None
+    beside: Any = None
+
+    def begun_with(self) -> tuple[str, ...]:
+        return ("made_by",)
+
+
+UNSAVED = {"a pattern": nofm.Pattern("2:4"), "a method": nofm.STE(), "a function": torch.cos, "a tensor": torch.ones(2), "a dict": {"a": 1}}
+
+
+@pytest.mark.parametrize("value", [*UNSAVED.values(), (1, UNSAVED["a pattern"])], ids=[*UNSAVED, "in a tuple"])
+def test_what_masks_were_made_by_is_something_that_states_hold(value):
+    """A state of another value would be gone on from without a word."""
+    with pytest.raises(nofm.OptimizerError) as refused:
+        attached(MadeBy(value))
+    assert str(refused.value) == (
+        f"MadeBy.begun_with() names 'made_by', which is a {type(value).__name__} here. States hold numbers, strings, booleans, None and "
+        "tuples of these, so that a state of another made_by could not be told from one of this; give it as such (a pattern as "
+        '"2:4", an object as the numbers that it is made of), or do not name it'
+    )
+    attached(MadeBy(beside=value))  # an option that nothing was made by may be anything
+
+
+TUPLES = {"a tuple": (1, "a", None, (0.5, True)), "a list": [1, "a", None, [0.5, True]], "none of it": ()}
+
+
+@pytest.mark.parametrize("value", TUPLES.values(), ids=TUPLES)
+@pytest.mark.parametrize(
+    "file", [copy.deepcopy, lambda state: state | json.loads(json.dumps({"options": state["options"]}))], ids=["", "JSON"]
+)
+def test_tuples_are_compared(value, file):
+    state = file(attached(MadeBy(value)).state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attached(MadeBy(value)).load_state_dict(state)
+    with pytest.raises(nofm.OptimizerError) as refused:
+        attached(MadeBy((1, "a", None, (0.5, False)))).load_state_dict(state)
+    before = "()" if value == () else "(1, 'a', None, (0.5, True))"
+    assert f"MadeBy(made_by={before}), the attached one has made_by=(1, 'a', None, (0.5, False)), and what" in str(refused.value)
+    with pytest.warns(UserWarning, match=r"MadeBy\(beside=None\), the attached one has beside=\(1, 2\), which holds from step 0 on"):
+        attached(MadeBy(value, beside=(1, 2))).load_state_dict(state)
+
+
+def test_a_list_that_is_changed_later_is_not_changed_in_the_state():
+    given = [1, [2]]
+    state = attached(MadeBy(given)).state_dict()
+    given[1].append(3)
+    assert state["options"]["made_by"] == (1, (2,))
 
 
 # ---- what it remembers ----

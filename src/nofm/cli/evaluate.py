@@ -24,16 +24,19 @@ _HELP = """usage: nofm evaluate RUN [RUN ...] --name NAME [--weights FILE] [--ag
                      [--data.test SPLIT] [--group.key VALUE ...]
 
 Measures the exported weights of finished runs, by the metrics of their task, on the data that the options name; what they do not name is as
-the run had it. A RUN is a run folder or a folder of runs, such as a study's. Writes RUN/evaluations/NAME.json and samples beside it, which
-nofm report and nofm study --table then show. Give the same command again to go on after an interruption: what is measured is passed by.
+the run had it. Writes RUN/evaluations/NAME.json and samples beside it, which nofm report and nofm study --table then show. Give the same
+command again to go on after an interruption: what is measured is passed by.
 
-  --name NAME      what the evaluation is called: letters, digits, . _ -
-  --weights FILE   a file in the run's folder, or any other. Where nothing is said, all that a run has exported: model.safetensors, and
-                   model-ema.safetensors of a run that averages (its metrics are called ema_...)
-  --again          measure again what is there already, and replace it
-  --device D       where (default: as the run); also --engine.precision, --engine.workers, --engine.threads
-
-Options of each task:
+positional arguments:
+  RUN [RUN ...]      Run folders, or folders of runs, such as a study's. (one or more)
+options:
+  -h, --help         show this help message and exit
+  --name NAME        What the evaluation is called: letters, digits, . _ - (required)
+  --weights FILE     A file in the run's folder, or any other. Where nothing is said, all that a run has exported: model.safetensors, and
+                     model-ema.safetensors of a run that averages (its metrics are called ema_...).
+  --again            Measure again what is there already, and replace it.
+  --device D         Where; also --engine.precision, --engine.workers, --engine.threads. (default: as the run)
+options of each task:
 {options}
 
 A classifier has the classes that it was trained on: one of digits or fashion can be measured on that, one of cifar10 also on a folder of
@@ -50,7 +53,7 @@ def command(args: list[str]) -> int:
 
     if not args or {"-h", "--help"} & set(args):
         listed = "\n".join(
-            f"  {kind:16} {' '.join(f'--{key}' for key in dict.fromkeys(problem.test_fields))}" for kind, problem in PROBLEMS.items()
+            f"  {kind:17}  {' '.join(f'--{key}' for key in dict.fromkeys(problem.test_fields))}" for kind, problem in PROBLEMS.items()
         )
         print(fitted(_HELP.format(options=listed)))
         return 0 if args else 2

@@ -83,6 +83,7 @@ _HELP = """nofm: keep N of every M. Trains, measures and ships N:M sparse networ
 
 usage: nofm COMMAND ...
 
+commands:
 {commands}
 
 nofm COMMAND --help says more.

@@ -34,27 +34,31 @@ Trains every row of tables and figures and writes each table (mean, spread, numb
 claims. Rows that several studies share are trained once. To go on after an interruption, nofm study NAME... --out DIR is enough: what
 is finished is skipped, and options that are not given are those that the runs in DIR were started with.
 
-  --on RECIPE        what to train on; all options of nofm train RECIPE may follow (nofm train RECIPE --help lists them)
-  --out DIR          where runs and tables go
-  --seeds COUNT      runs of each row (default 1; a spread needs two or more), with seeds from --seed on
-  --lanes COUNT      runs that share a GPU (default 4; on a CPU runs come one after another)
-  --processes COUNT  processes that share the runs, each with its lanes (default 1): for steps that wait for the host, as detectors' do
-  --rows GLOB        train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"
-  --without GLOB     train all but the rows whose label matches, such as "lottery*", which take almost five times as long
-  --order ORDER      seed (default): all rows with the first seed, then with the second; row: all seeds of a row together
-  --limit MINUTES    when the time is up, stop with checkpoints and write the tables of what is finished
-  --table            train nothing; write the tables from the runs that are there: nofm study NAME... --out DIR --table
-  --into DIR         where tables go, in folders of their names (default: --out). Runs that a runs.csv there has a line of count as
-                     finished, and their lines stay
+positional arguments:
+  NAME...            Studies, of those below, or "all" that the recipe's task has. (one or more)
+options:
+  -h, --help         show this help message and exit
+  --on RECIPE        What to train on; all options of nofm train RECIPE may follow (nofm train RECIPE --help lists them).
+  --out DIR          Where runs and tables go.
+  --seeds COUNT      Runs of each row, with seeds from --seed on; a spread needs two or more. (default: 1)
+  --lanes COUNT      Runs that share a GPU; on a CPU runs come one after another. (default: 4)
+  --processes COUNT  Processes that share the runs, each with its lanes: for steps that wait for the host, as detectors' do. (default: 1)
+  --rows GLOB        Train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16".
+  --without GLOB     Train all but the rows whose label matches, such as "lottery*", which take almost five times as long.
+  --order ORDER      seed: all rows with the first seed, then with the second; row: all seeds of a row together. (default: seed)
+  --limit MINUTES    When the time is up, stop with checkpoints and write the tables of what is finished.
+  --table            Train nothing; write the tables from the runs that are there: nofm study NAME... --out DIR --table
+  --into DIR         Where tables go, in folders of their names. Runs that a runs.csv there has a line of count as finished, and their
+                     lines stay. (default: --out)
+  --group.key VALUE  What to change in the recipe, for all rows alike.
+studies:
+{studies}
+recipes to train on:
+  {recipes}
 
 A first one, in a minute on two CPU cores:
 
   nofm study table2 --on digits --out runs/table2 --seeds 3
-
-studies ("all" are those that the recipe's task has):
-{studies}
-
-recipes to train on: {recipes}
 """
 
 

@@ -24,20 +24,37 @@ __all__ = ["command", "resume"]
 
 _HELP = """usage: nofm train RECIPE [--group.key VALUE ...] [--config FILE] [--out DIR] [--seed N] [--seeds COUNT] [--device D] [--resume]
 
-Trains a network. A recipe sets everything; a TOML file and options change what they name. Groups of options: task, model,
-data, sparsity, optim, schedule, engine. nofm train RECIPE --help lists all of them with the recipe's values.
-A run that was interrupted goes on with nofm resume DIR.
+Trains a network. A recipe sets everything; a TOML file and options change what they name. A run that was interrupted goes on with
+nofm resume DIR.
 
+positional arguments:
+  RECIPE             One of the recipes below. (required)
+options:
+  -h, --help         show this help message and exit; nofm train RECIPE --help lists all options, with the recipe's values
+  --group.key VALUE  What to change in the recipe: --optim.lr 0.1. Groups are task, model, data, sparsity, optim, schedule, engine.
+  --config FILE      A TOML file with values that go before the recipe's; options go before both.
+  --out DIR          Folder of the run; runs/RECIPE-TIME where nothing is said.
+  --seed N           Decides starting weights, the order of images and all other chance. (default: 0)
+  --seeds COUNT      Train so many times, with seeds from --seed on, each in a folder of its own: DIR/seed-0, DIR/seed-1, ... (default: 1)
+  --device D         auto (cuda where there is one), cpu, cuda or cuda:N.
+  --resume           Go on from the newest checkpoint in --out, or start there if there is none.
 recipes:
 {recipes}
 """
 _RESUME_HELP = """usage: nofm resume DIR [--allow_change --group.key VALUE ...]
 
 Goes on with the run in DIR from its newest checkpoint, with the options that it was started with, which DIR/run.json holds. To the
-bit, it then ends as if it had not been interrupted. With --allow_change, options that follow change what they name: a longer run,
-another folder of the data, another number of processes, another lambda. Another network, method or pattern is refused.
+bit, it then ends as if it had not been interrupted.
 
-Where DIR holds the runs of nofm train --seeds, those that are not finished are gone on with, one after another.
+positional arguments:
+  DIR                The run's folder. Where it holds the runs of nofm train --seeds, those that are not finished are gone on with, one
+                     after another. (required)
+options:
+  -h, --help         show this help message and exit
+  --allow_change     Let options that follow change what they name: a longer run, another folder of the data, another number of processes,
+                     another lambda. Another network, method or pattern is refused, and so is a start (begin_at, ramp_at) in a run that
+                     has come to its pattern.
+  --group.key VALUE  What to change, as for nofm train.
 """
 
 

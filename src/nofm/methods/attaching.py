@@ -123,12 +123,14 @@ class Handle:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`, forward or back. Load the model first: loading weights makes frozen masks anew.
 
-        A state of another method, of other patterns or of options that it was made by (`sparsity`) is refused, and nothing is loaded.
+        A state of another method, of other patterns or of options that it was made by (`sparsity`) is refused, and nothing is loaded; so
+        is one of a network that has come to its pattern, where the attached `begin_at` or `ramp_at` would give it more weights again.
         Where another option has changed, the attached one holds from now on, and a warning names both.
         """
-        saved.check(state, self.method, self._sites, self.memory, len(self._drivers))
+        owned = [[site for site, _ in driver.follow] for driver in self._drivers]
+        saved.check(state, self.method, owned, self._sites, self.memory)
         if changed := saved.changes(state, self.method):
-            was, now = (", ".join(f"{change[0]}={change[i]!r}" for change in changed) for i in (1, 2))
+            was, now = saved.told(changed)
             warnings.warn(
                 f"this state is of {type(self.method).__name__}({was}), the attached one has {now}, which holds from step "
                 f"{max(state['steps'])} on; what was done until then stays. If that is not meant, detach() and attach the method as it was",

@@ -7,9 +7,9 @@ masks in the layers, and all else in a `Memory`. docs/methods.md shows how to wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ class Method:
     """The base of all methods: the identity. Subclasses say how layers see their weights and what a step does to them.
 
     A subclass is a @dataclass(frozen=True) with its options as fields: by these a state knows what it was made with. Numbers, strings,
-    booleans and None are saved, other values are not. In `start` and both moments of a step no gradients are recorded.
+    booleans, None and tuples of these are saved, other values are not. In `start` and both moments of a step no gradients are recorded.
     """
 
     unstructured: ClassVar[bool] = False  # whether it prunes anywhere in a layer; its layers are then sparsified as "1:1"
@@ -55,8 +55,14 @@ class Method:
 
     def begun_with(self) -> tuple[str, ...]:
         """The options, by the names of their fields, that masks and memory of a state were made by. A state in which one of them has
-        another value is refused; where another option has, the attached one holds, with a warning. ("seed",) is a tuple of one."""
+        another value is refused; where another option has, the attached one holds, with a warning. ("seed",) is a tuple of one. What is
+        named must be saved, so that `attach` refuses one whose value is not."""
         return ()
+
+    def takes_back(self, options: Mapping[str, Any], sites: Sequence[Site], number: int) -> str:
+        """What going on from a state after `number` steps, which was saved under other `options` (by name), would undo in these sites: a
+        clause without a full stop, "" where nothing. A state is refused then. For methods that prune by a clock that options set."""
+        return ""
 
     def phase(self, number: int) -> str | None:
         """What kind of step `number` (from 1) is. Steps of one phase do the same work on the device, so that one captured in a

@@ -4,8 +4,12 @@ Options are in a state by the fields of the method's dataclass. A method of some
 state of other options without a word, so it is refused when it is attached.
 
 Another method, other patterns and options that the state was made by are refused. Any other option may have been changed on purpose
-(a smaller lambda, a later `begin_at`): then the attached one holds, as with `nofm resume --allow_change`, and a warning says so.
-States from before options and patterns were saved have neither, and nothing is said of them.
+(a smaller lambda, a start that is still to end put off): then the attached one holds, as with `nofm resume --allow_change`, and a
+warning says so. States from before options and patterns were saved have neither, and nothing is said of them.
+
+A start that would begin again is refused, too: `begin_at` counts the steps of the whole run, so that one given to a run that has come to
+its pattern makes the network dense until then, and what it has learned with its pattern is lost. Not a warning: hardly anybody means
+that, and `--allow_change` shows none. Who does mean it leaves the state out, and `begin_at` counts from there.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from ..errors import OptimizerError
 from ..site import Site
 from .base import Memory, Method
 
-__all__ = ["changes", "check", "check_options", "check_remembered", "origin"]
+__all__ = ["changes", "check", "check_options", "check_remembered", "origin", "told"]
 
 _AS_IT_WAS = "or leave this state out to begin anew"
 
@@ -41,6 +45,13 @@ def check_options(method: Method) -> None:
             f"{name}.begun_with() names {unknown[0]!r}, and {name} has no such option ({', '.join(options) or 'it has none'}); return a "
             "tuple of names of its fields"
         )
+    for option in method.begun_with():
+        if not _is_plain(value := getattr(method, option)):
+            raise OptimizerError(
+                f"{name}.begun_with() names {option!r}, which is a {type(value).__name__} here. States hold numbers, strings, booleans, "
+                f"None and tuples of these, so that a state of another {option} could not be told from one of this; give it as such (a "
+                'pattern as "2:4", an object as the numbers that it is made of), or do not name it'
+            )
 
 
 def _no_fields(method: Method) -> list[str]:
@@ -84,7 +95,18 @@ def origin(method: Method, sites: Sequence[Site]) -> dict[str, Any]:
 
 def _options(method: Method) -> dict[str, Any]:
     values = {field.name: getattr(method, field.name) for field in fields(method)}
-    return {name: value for name, value in values.items() if value is None or isinstance(value, bool | int | float | str)}
+    return {name: _as_tuples(value) for name, value in values.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _as_tuples(value: Any) -> Any:
+    """Without lists: the method's own could be changed later, and some files (JSON) know no tuples."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, tuple | list) else value
 
 
 def _patterns(sites: Sequence[Site]) -> dict[str, str]:
@@ -93,13 +115,19 @@ def _patterns(sites: Sequence[Site]) -> dict[str, str]:
 
 def changes(state: Mapping[str, Any], method: Method) -> list[tuple[str, Any, Any]]:
     """Name, saved and attached value of each option that is not what it was."""
-    was = state.get("options", {})
+    was = {name: _as_tuples(value) for name, value in state.get("options", {}).items()}
     return [(name, was[name], value) for name, value in _options(method).items() if name in was and was[name] != value]
 
 
-def check(state: Mapping[str, Any], method: Method, sites: Sequence[Site], memory: Memory, optimizers: int) -> None:
-    """Raise where `method`, attached to `sites` and so many optimizers, cannot go on from `state`."""
-    name = type(method).__name__
+def told(changed: Sequence[tuple[str, Any, Any]]) -> tuple[str, str]:
+    """The saved and the attached values of `changes`, as they are written in a call."""
+    was, now = (", ".join(f"{change[0]}={change[i]!r}" for change in changed) for i in (1, 2))
+    return was, now
+
+
+def check(state: Mapping[str, Any], method: Method, owned: Sequence[Sequence[Site]], sites: Sequence[Site], memory: Memory) -> None:
+    """Raise where `method`, attached to `sites`, cannot go on from `state`; `owned`: those of each optimizer."""
+    name, optimizers = type(method).__name__, len(owned)
     if state["method"] != name:
         raise OptimizerError(f"this state is of method {state['method']}, the attached one is {name}; attach the same method, {_AS_IT_WAS}")
     if len(state["steps"]) != optimizers:
@@ -111,6 +139,7 @@ def check(state: Mapping[str, Any], method: Method, sites: Sequence[Site], memor
                 f"this state is of {name}({option}={was!r}), the attached one has {option}={now!r}, and what the state holds was made by "
                 f"the former; attach the method as it was, {_AS_IT_WAS}"
             )
+    _check_not_taken_back(state, method, owned)
     if missing := [what for what in method.remembers() if not any(what in held for held in state["memory"].values())]:
         raise OptimizerError(
             f"this state of {name} has no {missing[0]}, which the attached one goes on from: it is of other options, or of a {name} "
@@ -118,6 +147,18 @@ def check(state: Mapping[str, Any], method: Method, sites: Sequence[Site], memor
         )
     _check_masks(state, sites)
     memory.check(state["memory"])
+
+
+def _check_not_taken_back(state: Mapping[str, Any], method: Method, owned: Sequence[Sequence[Site]]) -> None:
+    if not (changed := changes(state, method)):
+        return
+    for number, sites in zip(state["steps"], owned, strict=True):
+        if undone := method.takes_back(state["options"], sites, int(number)):
+            was, now = told(changed)
+            raise OptimizerError(
+                f"this state is of {type(method).__name__}({was}), the attached one has {now}, by which {undone}; attach the method as it "
+                f"was, {_AS_IT_WAS}"
+            )
 
 
 def _check_patterns(state: Mapping[str, Any], sites: Sequence[Site]) -> None:

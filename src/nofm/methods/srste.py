@@ -15,9 +15,9 @@ does not: the term then is added in the optimizer's own pass over the weights, s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -97,13 +97,22 @@ class SRSTE(Method):
         for site in sites:
             self._look(site, self._stage(number))
 
+    def takes_back(self, options: Mapping[str, Any], sites: Sequence[Site], number: int) -> str:
+        was = _stage(number, options.get("begin_at", self.begin_at), options.get("ramp_at", self.ramp_at))
+        seen = [(site, _seen(site, was), _seen(site, self._stage(number))) for site in sites]
+        wider = [each for each in seen if each[2].n > each[1].n]
+        if number == 0 or not wider:
+            return ""
+        site, before, after = wider[0]
+        others = f" and {len(wider) - 1} more go" if len(wider) > 1 else " goes"
+        harmless = f", which up to step {number} changes nothing" if was == _STAGES else ""
+        return (
+            f"{site.name}{others} from {before} back to {'dense' if after.n == after.m else after} at step {number}, until step "
+            f"{self.begin_at} (begin_at{harmless})"
+        )
+
     def _stage(self, number: int) -> int:
-        """How far layers have come after `number` steps: 0, all weights; up to _STAGES, those of the pattern."""
-        if number >= self.begin_at:
-            return _STAGES
-        if self.ramp_at is None or number < self.ramp_at:
-            return 0
-        return 1 + (number - self.ramp_at) * (_STAGES - 1) // (self.begin_at - self.ramp_at)
+        return _stage(number, self.begin_at, self.ramp_at)
 
     def _look(self, site: Site, stage: int) -> None:
         if stage == 0:
@@ -214,6 +223,20 @@ class SRSTE(Method):
         grad = owned.grad if grad_scale is None else owned.grad / grad_scale
         descent = grad if owned.descends else -grad
         return ste.refinement(owned.weight, owned.mask(), self.refine, descent, owned.lr)
+
+
+def _stage(number: int, begin_at: int, ramp_at: int | None) -> int:
+    """How far layers have come after `number` steps: 0, all weights; up to _STAGES, those of the pattern."""
+    if number >= begin_at:
+        return _STAGES
+    if ramp_at is None or number < ramp_at:
+        return 0
+    return 1 + (number - ramp_at) * (_STAGES - 1) // (begin_at - ramp_at)
+
+
+def _seen(site: Site, stage: int) -> Pattern:
+    """What the layer keeps then: M of M in a dense start."""
+    return _between(site.grouping, stage / _STAGES).pattern
 
 
 def _between(grouping: Grouping, part: float) -> Grouping:

@@ -242,7 +242,7 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
     """Write all tables of a study, runs.csv and curves.csv, and pictures where matplotlib is installed; returns what was written.
 
     `folder` has a study.json. The runs are those of run folders under `runs` and what `folder` and its neighbours know of others. Of
-    pictures there is figure.png and, where methods come at several sparsities, kept.png.
+    pictures there is figure.png, where methods come at several sparsities kept.png, and where rows are lambdas lambda.png.
     """
     from .study_tables import texts
 
@@ -265,6 +265,7 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
     if curves and importlib.util.find_spec("matplotlib") is not None:
         from .study_figure import draw
         from .study_kept import draw_kept
+        from .study_lambda import draw_lambda
 
         shown = {
             label: ([curves[key] for run in own if (key := (run.config, run.seed)) in curves], own) for label, own in rows.items() if own
@@ -276,6 +277,9 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
         files["figure.png"] = ""
         if draw_kept(title, measure, rows, folder / "kept.png"):
             files["kept.png"] = ""
+        patterns = {row["label"]: row.get("pattern", "") for row in facts["rows"]}
+        if draw_lambda(title, measure, rows, folder / "lambda.png", patterns):
+            files["lambda.png"] = ""
     return [folder / name for name in files]
 
 

@@ -9,12 +9,12 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean, quantiles
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from .compare import band, stretches, thin_band
 from .curves import Curve
@@ -24,7 +24,7 @@ from .measures import Measure
 from .study import Measured
 from .study_curves import Curves
 
-__all__ = ["MANY_COLOURS", "apart", "draw", "figure_of", "write_png"]
+__all__ = ["MANY_COLOURS", "apart", "draw", "far_words", "figure_of", "without_far", "write_png"]
 
 _POINTS = 200
 _MOST_LINES = 12  # that can be told apart where they cross; table 1 has eleven
@@ -151,26 +151,32 @@ def apart(places: Sequence[float], least: float = 1.15) -> list[float]:
 
 def _name_the_far(axes: Any, lines: Sequence[Sequence[float]], digits: int) -> None:
     """Where a few values would squeeze all others into a corner, end the axis before them and write them at its edge."""
-    limits = _without_far([value for line in lines for value in line])
+    limits = without_far([value for line in lines for value in line])
     if limits is None:
         return
     axes.set_xlim(limits)
     axes.set_title("\n".join(filter(None, [axes.get_title(), "numbers at the edge: runs that lie outside"])), fontsize=9)
-    low, high = limits
     for place, values in enumerate(lines):
-        mean = fmean(values)
-        for far, is_mean_far, side in (
-            ([value for value in values if value < low], mean < low, "left"),
-            ([value for value in values if value > high], mean > high, "right"),
-        ):
-            if far:
-                words = " to ".join(f"{value:.{digits}f}" for value in sorted({min(far), max(far)}))
-                words += f", mean {mean:.{digits}f}" if is_mean_far and len(values) > 1 else ""
-                text, x, shift = (f"◂ {words}", 0, 3) if side == "left" else (f"{words} ▸", 1, -3)
-                axes.annotate(text, (x, place), (shift, 0), ("axes fraction", "data"), "offset points", ha=side, va="center", fontsize=8)
+        for side, words in far_words(values, limits, digits):
+            text, x, shift, align = (f"◂ {words}", 0, 3, "left") if side == "low" else (f"{words} ▸", 1, -3, "right")
+            axes.annotate(text, (x, place), (shift, 0), ("axes fraction", "data"), "offset points", ha=align, va="center", fontsize=8)
 
 
-def _without_far(found: Sequence[float]) -> tuple[float, float] | None:
+def far_words(values: Sequence[float], limits: tuple[float, float], digits: int) -> Iterator[tuple[Literal["low", "high"], str]]:
+    """The runs of a row that lie outside of `limits`, and on which side: "44.44 to 47.84, mean 46.59"."""
+    low, high = limits
+    mean = fmean(values)
+    sides: tuple[tuple[Literal["low", "high"], list[float], bool], ...] = (
+        ("low", [value for value in values if value < low], mean < low),
+        ("high", [value for value in values if value > high], mean > high),
+    )
+    for side, far, is_mean_far in sides:
+        if far:
+            words = " to ".join(f"{value:.{digits}f}" for value in sorted({min(far), max(far)}))
+            yield side, words + (f", mean {mean:.{digits}f}" if is_mean_far and len(values) > 1 else "")
+
+
+def without_far(found: Sequence[float]) -> tuple[float, float] | None:
     """Limits of an axis without the values that are beyond the quartiles by more than three times the distance of these, and with room
     for words in their place; None where the others have a third of the axis all the same."""
     values = sorted(filter(math.isfinite, found))
