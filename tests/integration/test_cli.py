@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from nofm.cli.folders import begun
 from nofm.cli.main import COMMANDS, main
@@ -43,6 +44,7 @@ HELP = [
     ["report", "--help"],
     ["evaluate", "--help"],
     ["cost", "--help"],
+    ["bench", "--help"],
     ["--version"],
 ]
 
@@ -213,6 +215,22 @@ def test_cost_of_the_papers_network(capsys):
     assert main(["cost", "digits"]) == 2
     assert "digits is a recipe, and its network is cnn" in capsys.readouterr().err
     assert main(["cost", "cnn", "--input", "1", "8"]) == 2
+
+
+def test_bench_of_a_small_network(capsys):
+    before = torch.get_num_threads()
+    try:
+        assert main(["bench", "cnn", "--pattern", "1:16", "--input", "1", "8", "8", "--batch", "32", "--threads", "1"]) == 0
+    finally:
+        torch.set_num_threads(before)
+    shown = capsys.readouterr().out
+    assert "conv2" in shown
+    assert "the whole network (15 rounds in turns, medians):" in shown
+    assert "packed" in shown
+    assert main(["bench", "cnn", "--pattern", "1:16", "--batch", "0"]) == 2
+    assert "--batch and --threads: must be above 0" in capsys.readouterr().err
+    assert main(["bench", "digits", "--pattern", "1:16"]) == 2
+    assert "digits is a recipe, and its network is cnn" in capsys.readouterr().err
 
 
 def test_report_of_a_run(run, tmp_path, capsys):

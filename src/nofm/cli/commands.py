@@ -20,7 +20,7 @@ from .pages import fitted
 if TYPE_CHECKING:
     from ..analysis import Verification
 
-__all__ = ["analyse", "check", "completion", "cost", "export", "recipes", "report"]
+__all__ = ["analyse", "bench", "check", "completion", "cost", "export", "recipes", "report"]
 
 
 def recipes(glob: Positional[Annotated[str, arg(metavar="[GLOB]", help_behavior_hint="")]] = "*") -> int:
@@ -235,23 +235,66 @@ def cost(
         preset: What stays dense: first convolution and classifier (default), classifier (paper), as in NVIDIA's ASP (asp), none (all).
         input: Channels, height and width of an image.
     """
+    import torch
+
+    from .. import cost as count
+    from .. import sparsify_
+
+    with torch.device("meta"):
+        network = _network(model, input)
+        if pattern is not None:
+            sparsify_(network, pattern, preset=preset)
+        print(count(network, (1, *input)))
+    return 0
+
+
+def _network(model: str, input: tuple[int, ...]) -> Any:
+    """A model by its name, with weights from chance, for images of these sizes."""
     from ..engine.problems.classification import MODEL_PREFIXES, OWN_MODELS, SMALL_MODELS
 
     if len(input) != 3 or min(input) < 1:
         raise ConfigError(f"--input {' '.join(map(str, input))}: must be three sizes above 0: channels, height, width")
     if model not in OWN_MODELS and not model.startswith(MODEL_PREFIXES):
         raise ConfigError(f"{model!r} is no model; write torchvision/NAME, timm/NAME or one of {', '.join(OWN_MODELS)}{_meant(model)}")
-    import torch
-
-    from .. import cost as count
-    from .. import sparsify_
     from ..tasks.models import build_model
 
-    with torch.device("meta"):
-        network = build_model(model, 10 if model in SMALL_MODELS else 1000, input[0])
-        if pattern is not None:
-            sparsify_(network, pattern, preset=preset)
-        print(count(network, (1, *input)))
+    return build_model(model, 10 if model in SMALL_MODELS else 1000, input[0])
+
+
+def bench(
+    model: Positional[Annotated[str, arg(metavar="MODEL")]],
+    pattern: Annotated[str, arg(metavar="N:M", help_behavior_hint="(required)")],
+    preset: Literal["default", "paper", "asp", "all"] = "default",
+    input: Annotated[tuple[int, ...], arg(metavar="C H W")] = (3, 224, 224),
+    batch: int = 1,
+    threads: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
+    compile: bool = False,
+) -> int:
+    """How fast a network is on this CPU, in fp32, dense and without its zeros (nofm.pack_): layer by layer, and as a whole.
+
+    Args:
+        model: torchvision/NAME, timm/NAME, or one of nofm's own (cnn, cifar/resnet20, ...), with weights from chance.
+        pattern: Of the sparse layers.
+        preset: What stays dense: first convolution and classifier (default), classifier (paper), as in NVIDIA's ASP (asp), none (all).
+        input: Channels, height and width of an image.
+        batch: Images of a forward.
+        threads: As many as torch takes by itself, where nothing is said.
+        compile: Measure both networks compiled by torch, too, which takes a minute.
+    """
+    import torch
+
+    from .. import fold_, sparsify_
+    from ..deploy import bench as measured
+
+    if batch < 1 or (threads is not None and threads < 1):
+        raise ConfigError("--batch and --threads: must be above 0")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    network = _network(model, input).eval()
+    sparsify_(network, pattern, preset=preset)
+    fold_(network)
+    print(measured(network, torch.randn(batch, *input), compiled=compile))
+    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
     return 0
 
 

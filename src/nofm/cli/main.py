@@ -72,6 +72,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "check": (_function("check"), "is a safetensors file, or what a run has ended with, really N:M?"),
     "export": (_function("export"), "write a network's file without its zeros, or with them again"),
     "cost": (_function("cost"), "parameters and multiply-adds of a network, dense and sparse"),
+    "bench": (_function("bench"), "how fast a network is on this CPU, dense and without its zeros"),
     "completion": (_function("completion"), "print a completion script for bash, zsh or tcsh"),
 }
 

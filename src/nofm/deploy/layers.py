@@ -3,12 +3,16 @@
 It stands where the plain layer stood and holds the kept weights only (as values and bits, as `nofm.packed` writes them). In a state dict
 it has the plain layer's keys and values, zeros written in, so that a checkpoint goes either way. How the weights are laid out for the
 kernels depends on the size of the input: a *plan* is made when a size is first seen and kept for the next time.
+
+For `torch.compile` a packed layer is one operator, `nofm::without_zeros`, which knows it by a number; what stands around it is compiled.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +25,10 @@ from ..packed import pack_weight, unpack_weight
 __all__ = ["PackedLayer", "why_not_packed"]
 
 _MOST_PLANS = 8  # sizes of inputs that a layer remembers
-_FEW_ROWS = 64  # of a batch: up to these the weight is picked from, beyond them the batch is turned
+_FEW_ROWS = 64  # of a batch: up to these the inputs are picked for the weights, beyond them the batch is turned
+
+_numbers = itertools.count()
+_known: WeakValueDictionary[int, PackedLayer] = WeakValueDictionary()  # by the number that compiled code has
 
 
 def why_not_packed(layer: nn.Module) -> str | None:
@@ -68,6 +75,7 @@ class PackedLayer(nn.Module):
         layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), layer.weight.requires_grad)
         self._layer = (layer,)  # with an empty weight; in a tuple, so that it is no module of this one
         self._plans: dict[tuple[int, ...], products.Plan] = {}
+        self._number = _numbered(self)
         self.train(layer.training)
 
     @property
@@ -91,10 +99,13 @@ class PackedLayer(nn.Module):
             )
         if x.requires_grad and torch.is_grad_enabled():
             raise LayerError(f"{self.name}: is packed, and has no gradient; use torch.inference_mode(), or nofm.unpack_(model) to train")
-        return self._run(x.detach())
+        if torch.compiler.is_compiling():
+            result: Tensor = torch.ops.nofm.without_zeros(x, self._number)
+            return result
+        return self.compute(x.detach())
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _run(self, x: Tensor) -> Tensor:
+    def compute(self, x: Tensor) -> Tensor:
+        """`forward`, of an input that has been looked at."""
         (layer,) = self._layer
         if isinstance(layer, nn.Linear):
             rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -151,6 +162,10 @@ class PackedLayer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": {}}  # plans hold addresses
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = _numbered(self)  # a copy is another layer
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination[f"{prefix}weight"] = self.weight  # first, as in the plain layer
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -189,3 +204,28 @@ class PackedLayer(nn.Module):
     def extra_repr(self) -> str:
         (layer,) = self._layer
         return f"{layer.extra_repr()}, kept={self.values.numel() / layer.weight.numel():.1%}"
+
+
+# ---- for the compiler ----
+
+
+def _numbered(layer: PackedLayer) -> int:
+    if not hasattr(torch.ops.nofm, "without_zeros"):
+        torch.library.custom_op("nofm::without_zeros", _without_zeros, mutates_args=()).register_fake(_its_shape)
+    number = next(_numbers)
+    _known[number] = layer
+    return number
+
+
+def _without_zeros(x: Tensor, number: int) -> Tensor:
+    return _known[number].compute(x)
+
+
+def _its_shape(x: Tensor, number: int) -> Tensor:
+    (layer,) = _known[number]._layer
+    if isinstance(layer, nn.Linear):
+        return x.new_empty((*x.shape[:-1], layer.out_features))
+    places = len(layer.kernel_size)
+    rows = zip(x.shape[-places:], layer.kernel_size, layer.stride, _padding(layer) or (), layer.dilation, strict=True)
+    sizes = [(size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for size, kernel, stride, pad, dilation in rows]
+    return x.new_empty((*x.shape[: -places - 1], layer.out_channels, *sizes))

@@ -1,0 +1,433 @@
+"""`pack_`, `unpack_` and packed layers: the numbers of the dense network, its keys, and errors where they cannot serve.
+
+The kernels themselves are compared with F.conv2d and F.linear in fp64, on sizes at and around the edges of registers and tiles.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import nofm
+from nofm.deploy import Bench, PackedLayer, bench, packing
+from nofm.kernels import products
+
+PATTERNS = ("2:4", "1:4", "4:8", "1:8", "1:16", "3:5")
+
+
+def sparse(shape: tuple[int, ...], pattern: str | None, seed: int = 0) -> Tensor:
+    """A weight with zeros: N:M along its inputs, or 80 % of them anywhere, a whole output of zeros among them."""
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(shape, generator=generator)
+    if pattern is not None:
+        return torch.where(nofm.mask(w, pattern, pad=True), w, 0.0)
+    w = torch.where(torch.rand(shape, generator=generator) < 0.2, w, 0.0)
+    w[0] = 0.0
+    return w
+
+
+def assert_same(ours: Tensor, exact: Tensor) -> None:
+    """Within the roundings of fp32 sums."""
+    assert ours.shape == exact.shape
+    assert ours.dtype == torch.float32
+    assert float((ours - exact).abs().max()) <= 2e-6 * max(1.0, float(exact.abs().max())) * 10
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    pattern=st.sampled_from([*PATTERNS, None]),
+    groups=st.sampled_from([1, 1, 2, 4]),
+    channels=st.sampled_from([1, 5, 16, 48]),
+    outputs=st.sampled_from([1, 3, 8, 17]),
+    kernel=st.tuples(st.sampled_from([1, 2, 3, 5]), st.sampled_from([1, 2, 3, 5])),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    images=st.sampled_from([1, 2, 5, 20]),
+    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    threads=st.sampled_from([1, 2]),
+    cache=st.sampled_from([500, 40_000]),
+    biased=st.booleans(),
+)
+def test_convolutions(
+    pattern, groups, channels, outputs, kernel, stride, padding, dilation, images, size, threads, cache, biased, monkeypatched_cache
+):
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    size = tuple(max(s, r - 2 * p) for s, r, p in zip(size, reach, padding, strict=True))
+    w = sparse((outputs * groups, channels, *kernel), pattern)
+    bias = torch.randn(outputs * groups) if biased else None
+    x = torch.randn(images, channels * groups, *size)
+    exact = F.conv2d(x.double(), w.double(), None if bias is None else bias.double(), stride, padding, dilation, groups)
+    monkeypatched_cache(cache)
+    with torch_threads(threads):
+        plan = products.convolution(w, bias, size=(images, *size), stride=stride, padding=padding, dilation=dilation, groups=groups)
+        assert_same(plan(x), exact)
+        assert_same(plan(x), exact)  # scratch memory is used again
+
+
+@pytest.fixture(scope="module")
+def monkeypatched_cache():
+    """Small caches cut weights into many blocks."""
+    before = products._CACHE
+    yield lambda size: setattr(products, "_CACHE", size)
+    products._CACHE = before
+
+
+class torch_threads:
+    def __init__(self, threads: int) -> None:
+        self.threads, self.before = threads, torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        torch.set_num_threads(self.threads)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self.before)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 15, 16, 17, 31, 127, 128, 129, 300])
+@pytest.mark.parametrize("pattern", [*PATTERNS, None])
+def test_linear(rows, pattern):
+    for (inputs, outputs), threads in itertools.product([(1, 1), (16, 16), (15, 33), (80, 7), (100, 40)], [1, 2]):
+        w, bias, x = sparse((outputs, inputs), pattern), torch.randn(outputs), torch.randn(rows, inputs)
+        exact = F.linear(x.double(), w.double(), bias.double())
+        with torch_threads(threads):
+            assert_same(products.matrix(w, bias, rows)(x), exact)
+            assert_same(products.vectors(w, bias)(x), exact)
+            assert_same(products.vectors(w, None)(x), exact - bias.double())
+
+
+def test_four_outputs_by_hand():
+    """The output of each row is the sum of two kept weights times their inputs."""
+    w = torch.tensor([[0.0, 3.0, 0.0, -1.0], [2.0, 0.0, 0.0, 5.0]])
+    x = torch.tensor([[1.0, 10.0, 100.0, 1000.0]])
+    for plan in (products.matrix(w, None, 1), products.vectors(w, None)):
+        assert plan(x).tolist() == [[30.0 - 1000.0, 2.0 + 5000.0]]
+
+
+def test_nothing_is_read_or_written_beyond_the_end():
+    """Inputs that lie next to NaN, and outputs of a plan, come out right: 49 pixels and 17 rows do not fill registers."""
+    w = sparse((8, 16, 1, 1), "1:4")
+    room = torch.full((3, 1, 16, 7, 7), torch.nan)
+    room[1] = torch.randn(1, 16, 7, 7)
+    exact = F.conv2d(room[1].double(), w.double())
+    plan = products.convolution(w, None, size=(1, 7, 7), stride=(1, 1), padding=(0, 0), dilation=(1, 1))
+    assert_same(plan(room[1]), exact)
+    rows = torch.full((3, 17, 40), torch.nan)
+    rows[1] = torch.randn(17, 40)
+    v = sparse((9, 40), "1:8")
+    for line in (products.matrix(v, None, 17), products.vectors(v, None)):
+        assert_same(line(rows[1]), F.linear(rows[1].double(), v.double()))
+
+
+def test_a_zero_that_is_left_out_does_not_meet_infinity():
+    w = torch.tensor([[0.0, 2.0, 0.0, 0.0]])
+    x = torch.tensor([[torch.inf, 3.0, torch.nan, 1.0]])
+    assert products.vectors(w, None)(x).item() == 6.0
+
+
+# ---- layers ----
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding="valid", bias=False),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding="same", groups=2, dilation=2),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 64),
+        nn.Linear(64, 10),
+    )
+
+
+def folded(pattern: str = "1:4") -> nn.Sequential:
+    model = network()
+    nofm.sparsify_(model, pattern)
+    nofm.fold_(model)
+    return model.eval()
+
+
+X = torch.randn(4, 3, 14, 14, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def packed() -> nn.Sequential:
+    model = folded()
+    report = nofm.pack_(model, only_faster=False)
+    assert [row.name for row in report.rows if row.packed] == ["3", "5", "8"]
+    return model
+
+
+def test_a_packed_network_computes_what_the_dense_one_does(packed):
+    dense = folded()
+    with torch.no_grad():
+        for x in (X, X[:1], torch.randn(70, 3, 14, 14), torch.randn(2, 3, 21, 17), torch.randn(0, 3, 14, 14)):
+            torch.testing.assert_close(packed(x), dense(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(packed(X.to(memory_format=torch.channels_last)), dense(X), rtol=1e-4, atol=1e-5)
+
+
+def test_keys_and_values_of_the_state_dict_stay(packed):
+    plain, ours = folded().state_dict(), packed.state_dict()
+    assert list(ours) == list(plain)
+    assert all(torch.equal(ours[key], plain[key]) for key in plain)
+    dense = network()
+    dense.load_state_dict(ours)  # strict
+    assert nofm.verify(dense)["3.weight"].ok
+
+
+def test_another_checkpoint_of_the_pattern_loads_and_a_dense_one_is_refused(packed):
+    other = network()
+    nn.init.normal_(other[3].weight)
+    nn.init.normal_(other[8].bias)
+    dense = copy.deepcopy(other).state_dict()
+    nofm.sparsify_(other, "1:4")
+    nofm.fold_(other)
+    with torch.no_grad():
+        packed(X)  # plans of the weights of before
+        packed.load_state_dict(other.state_dict())
+        torch.testing.assert_close(packed(X), other.eval()(X), rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match=r"3\.weight: 4,608 weights, and the packed layer keeps 1,152; nofm\.unpack_ the model first"):
+        packed.load_state_dict(dense)
+    del dense["3.weight"]
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"3\.weight\""):
+        packed.load_state_dict(dense)
+    with pytest.raises(RuntimeError, match=r"3\.weight: shape \(2, 2\), and the packed layer has \(32, 16, 3, 3\)"):
+        packed.load_state_dict({**other.state_dict(), "3.weight": torch.zeros(2, 2)})
+
+
+def test_unpacked_it_is_the_layer_that_it_was():
+    model = folded()
+    layers, before = list(model), model.state_dict()
+    nofm.pack_(model, only_faster=False)
+    assert layers[3].weight.is_meta  # nothing dense is kept
+    assert nofm.unpack_(model) == 3
+    assert all(now is then for now, then in zip(model, layers, strict=True))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    model(X).sum().backward()
+    assert model[3].weight.grad is not None
+    assert nofm.unpack_(model) == 0
+
+
+def test_copies_and_pickles_compute_by_themselves(packed):
+    with torch.no_grad():
+        expected = packed(X)
+        copied = copy.deepcopy(packed)
+        file = io.BytesIO()
+        torch.save(packed, file)
+        file.seek(0)
+        read = torch.load(file, weights_only=False)
+        del packed
+        for model in (copied, read):
+            assert torch.equal(model(X), expected)
+
+
+def test_a_packed_file_is_the_same_before_and_after(packed, tmp_path):
+    nofm.save_packed(folded(), tmp_path / "a.safetensors")
+    nofm.save_packed(packed, tmp_path / "b.safetensors")
+    a, b = nofm.load_packed(tmp_path / "a.safetensors"), nofm.load_packed(tmp_path / "b.safetensors")
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_one_graph_when_compiled(packed):
+    with torch.no_grad():
+        expected = packed(X)
+        compiled = torch.compile(packed, fullgraph=True)
+        torch.testing.assert_close(compiled(X), expected, rtol=1e-4, atol=1e-5)
+        shorter = torch.randn(3, 3, 16, 14)
+        torch.testing.assert_close(compiled(shorter), packed(shorter), rtol=1e-4, atol=1e-5)
+
+
+def test_conv1d_without_a_batch_too():
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Conv1d(16, 8, 5, stride=2, padding=1, dilation=2), nn.Conv1d(8, 8, 1)).eval()
+    nofm.sparsify_(dense, "1:4", preset="all")
+    nofm.fold_(dense)
+    ours = copy.deepcopy(dense)
+    assert nofm.pack_(ours, only_faster=False).packed == 2
+    with torch.no_grad():
+        for x in (torch.randn(3, 16, 33), torch.randn(16, 20)):
+            torch.testing.assert_close(ours(x), dense(x), rtol=1e-4, atol=1e-5)
+
+
+# ---- what is timed, and what is decided ----
+
+
+def test_the_faster_one_stays(monkeypatch):
+    model = folded()
+    monkeypatch.setattr(packing, "_in_turns", lambda dense, packed: (1.0, 0.5 if dense() is not None and packed().dim() == 2 else 2.0))
+    report = nofm.pack_(model, X)
+    assert {row.name: (row.packed, row.note) for row in report.rows} == {
+        "3": (False, "dense is faster"),
+        "5": (False, "dense is faster"),
+        "8": (True, "packed"),
+    }
+    assert report.rows[0].input == (4, 16, 14, 14)
+    assert [type(layer) for layer in (model[3], model[8])] == [nn.Conv2d, PackedLayer]
+    assert "1 of 3 layers with zeros are packed; the timed ones take 2500.000 ms instead of 3000.000 ms, 1.20 x" in str(report)
+
+
+def test_times_are_real():
+    dense, without = packing._in_turns(lambda: torch.randn(300, 300) @ torch.randn(300, 300), lambda: None)
+    assert dense > 10 * without > 0
+
+
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
+    monkeypatch.setattr(products, "vectors", lambda weight, bias: lambda x: F.linear(x, weight, bias) * 1.01)
+    model = folded()
+    with pytest.raises(nofm.LayerError, match=r"8: packed, its output differs from the dense one by .*; this is a bug of nofm"):
+        nofm.pack_(model, X)
+    assert not any(isinstance(layer, PackedLayer) for layer in model)
+    assert not model[8]._forward_hooks
+
+
+def test_examples_as_arguments_and_keywords(monkeypatch):
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.unused = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
+            return self.first(x) * scale
+
+    monkeypatch.setattr(packing, "_in_turns", lambda dense, packed: (2.0, 1.0))
+    for example in ({"x": torch.randn(2, 32), "scale": torch.ones(1)},):
+        model = Two()
+        nofm.sparsify_(model, "1:8", preset="all")
+        nofm.fold_(model)
+        report = nofm.pack_(model.eval(), example)
+        assert {row.name: row.note for row in report.rows} == {"first": "packed", "unused": "not called by the example"}
+        assert "not called by the example" in str(report)
+
+
+def test_layers_that_cannot_be_packed_say_why():
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.inner.weight
+
+    torch.manual_seed(0)
+    embedding, tied = nn.Embedding(8, 8), nn.Linear(8, 8, bias=False)
+    tied.weight = embedding.weight
+    model = nn.ModuleDict(
+        {
+            "reader": Reader(),
+            "circular": nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"),
+            "uneven": nn.Conv2d(8, 8, 2, padding="same"),
+            "turned": nn.ConvTranspose2d(8, 8, 3),
+            "fp64": nn.Linear(8, 8).double(),
+            "embedding": embedding,
+            "tied": tied,
+            "hooked": nn.Linear(8, 8),
+            "fine": nn.Linear(8, 8),
+        }
+    ).eval()
+    model["hooked"].register_forward_hook(lambda *_: None)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data[..., : parameter.shape[-1] // 2] = 0.0
+            parameter.data[: len(parameter) // 2] = 0.0
+    notes = {row.name: row.note for row in nofm.pack_(model, only_faster=False).rows}
+    assert notes == {
+        "reader.inner": "another module reads its weight",
+        "circular": "it is padded by circular, not by zeros",
+        "uneven": 'its padding="same" is larger on one side',
+        "turned": "ConvTranspose2d is no plain Linear, Conv1d or Conv2d",
+        "fp64": "its weight is torch.float64 on cpu, and packed layers are fp32 on the CPU",
+        "embedding": "Embedding is no plain Linear, Conv1d or Conv2d",
+        "tied": "its weight is another layer's too",
+        "hooked": "it has hooks",
+        "fine": "packed, not timed",
+    }
+
+
+def test_transformers_own_kernels_read_weights_and_stay_dense():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 1).eval()
+    nofm.sparsify_(model, "1:4", preset="all")
+    nofm.fold_(model)
+    x = torch.randn(2, 5, 32)
+    with torch.no_grad():
+        before = model(x)
+        nofm.pack_(model, only_faster=False)
+        torch.testing.assert_close(model(x), before)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda m: nofm.sparsify_(m, "1:4"), r"this model is sparsified, .*; nofm\.fold_\(model\) first"),
+        (lambda m: m.train(), r"in training mode, .*; model\.eval\(\) first"),
+        (lambda m: None, r"no layer has zeros worth leaving out; see nofm\.verify"),
+    ],
+    ids=["sparsified", "training", "dense"],
+)
+def test_models_that_are_not_ready_are_refused(prepare, message):
+    model = network().eval()
+    prepare(model)
+    with pytest.raises(nofm.LayerError, match=message):
+        nofm.pack_(model, X)
+
+
+def test_without_an_example_it_asks_for_one():
+    with pytest.raises(nofm.LayerError, match=r"give an example input, .*; or only_faster=False"):
+        nofm.pack_(folded())
+
+
+def test_what_a_packed_layer_is_given_is_looked_at(packed):
+    layer: Any = packed[8]
+    with pytest.raises(nofm.LayerError, match=r"8: is packed, for fp32 on the CPU, and was given torch\.float64 on cpu"):
+        layer(torch.randn(2, 128).double())
+    with pytest.raises(nofm.LayerError, match=r"8: is packed, and has no gradient; use torch\.inference_mode"):
+        layer(torch.randn(2, 128, requires_grad=True))
+    with pytest.raises(nofm.LayerError, match=r"8: is packed, .* moved to torch\.float64 on cpu; move it back"):
+        packed.double()[8](torch.randn(2, 128))
+    with pytest.raises(RuntimeError):  # torch's own words
+        packed.float()[8](torch.randn(2, 100))
+
+
+def test_without_a_compiler_it_says_so(monkeypatch):
+    monkeypatch.setattr(products, "unavailable", lambda: "no C compiler was found")
+    with pytest.raises(nofm.LayerError, match="packed layers need a C compiler at first use: no C compiler was found"):
+        nofm.pack_(folded(), X)
+
+
+def test_the_printed_layer_tells_what_it_keeps(packed):
+    assert "8): PackedLayer(in_features=128, out_features=64, bias=True, kept=25.0%)" in repr(packed)
+
+
+def test_a_bench_is_beside_the_faster_dense_network():
+    rows = nofm.pack_(folded(), only_faster=False)
+    dense = {"dense": 4.0, "dense, channels_last": 3.0, "dense, compiled": 2.0}
+    found = Bench(rows, {**dense, "packed": 1.5, "packed, compiled": 0.5}, 7)
+    assert found.speed_up == 2.0
+    lines = str(found).splitlines()[-6:]
+    assert lines[0] == "the whole network (7 rounds in turns, medians):"
+    assert lines[4].split() == ["packed", "1500.00", "ms", "2.00", "x"]
+    assert lines[5].split() == ["packed,", "compiled", "500.00", "ms", "4.00", "x"]
+
+
+def test_a_bench_runs_and_leaves_the_model_alone():
+    model = folded()
+    before = model.state_dict()
+    found = bench(model, X, rounds=1)
+    assert set(found.seconds) == {"dense", "dense, channels_last", "packed"}
+    assert all(seconds > 0 for seconds in found.seconds.values())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not any(isinstance(layer, PackedLayer) for layer in model)
