@@ -2,7 +2,7 @@
 
 It stands where the plain layer stood and holds the kept weights only (as values and bits, as `nofm.packed` writes them). In a state dict
 it has the plain layer's keys and values, zeros written in, so that a checkpoint goes either way. How the weights are laid out for the
-kernels depends on the size of the input: a *plan* is made when a size is first seen and kept for the next time.
+kernels depends, for convolutions, on the size of the input: a *plan* is made when a size is first seen and kept for the next time.
 
 For `torch.compile` a packed layer is one operator, `nofm::without_zeros`, which knows it by a number; what stands around it is compiled.
 """
@@ -25,7 +25,6 @@ from ..packed import pack_weight, unpack_weight
 __all__ = ["PackedLayer", "why_not_packed"]
 
 _MOST_PLANS = 8  # sizes of inputs that a layer remembers
-_FEW_ROWS = 64  # of a batch: up to these the inputs are picked for the weights, beyond them the batch is turned
 
 _numbers = itertools.count()
 _known: WeakValueDictionary[int, PackedLayer] = WeakValueDictionary()  # by the number that compiled code has
@@ -111,12 +110,12 @@ class PackedLayer(nn.Module):
             rows = x.reshape(-1, x.shape[-1]).contiguous()
             if rows.shape[1] != layer.in_features or not len(rows):
                 return self._dense(x)  # nothing to compute, or torch's own message
-            return self._plan(rows)(rows).view(*x.shape[:-1], layer.out_features)
+            return self._plan(rows, ())(rows).view(*x.shape[:-1], layer.out_features)
         batched = x if x.dim() == len(layer.kernel_size) + 2 else x.unsqueeze(0)
         if batched.dim() != len(layer.kernel_size) + 2 or batched.shape[1] != layer.in_channels or not batched.numel():
             return self._dense(x)
         images = (batched if isinstance(layer, nn.Conv2d) else batched.unsqueeze(2)).contiguous()
-        y = self._plan(images)(images)
+        y = self._plan(images, tuple(images.shape))(images)
         y = y if isinstance(layer, nn.Conv2d) else y.squeeze(2)
         return y if batched is x else y.squeeze(0)
 
@@ -126,16 +125,14 @@ class PackedLayer(nn.Module):
         assert forward is not None, "looked at when it was packed"
         return forward(layer, self.weight, x)
 
-    def _plan(self, x: Tensor) -> products.Plan:
-        few = x.dim() == 2 and len(x) <= _FEW_ROWS
-        size = (0,) if few else tuple(x.shape)
-        plan = self._plans.pop(size, None) or self._new_plan(x, few)
+    def _plan(self, x: Tensor, size: tuple[int, ...]) -> products.Plan:
+        plan = self._plans.pop(size, None) or self._new_plan(x)
         self._plans[size] = plan  # the latest is last
         if len(self._plans) > _MOST_PLANS:
             del self._plans[next(iter(self._plans))]
         return plan
 
-    def _new_plan(self, x: Tensor, few: bool) -> products.Plan:
+    def _new_plan(self, x: Tensor) -> products.Plan:
         weight, (layer,) = self.weight, self._layer
         if weight.dtype != torch.float32 or weight.device.type != "cpu":
             raise LayerError(
@@ -144,7 +141,7 @@ class PackedLayer(nn.Module):
         if reason := products.unavailable():
             raise LayerError(f"{self.name}: packed layers need a C compiler at first use: {reason}; nofm.unpack_(model) does without")
         if isinstance(layer, nn.Linear):
-            return products.vectors(weight, self.bias) if few else products.matrix(weight, self.bias, len(x))
+            return products.linear(weight, self.bias)
         stride, padding, dilation = layer.stride, _padding(layer), layer.dilation
         if isinstance(layer, nn.Conv1d):
             weight, stride, padding, dilation = weight.unsqueeze(2), (1, *stride), (0, *(padding or ())), (1, *dilation)

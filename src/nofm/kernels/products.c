@@ -7,8 +7,8 @@
    columns reach is a start in memory (`place`) and lies side by side from there on. All outputs of a layer keep equally many weights, so
    that several can be summed in one loop; that is what N:M gives.
 
-   Vectors. For one or a few rows of a batch there is nothing side by side. There the lanes are 16 outputs, and the inputs of a window of up
-   to 16 are picked out of a register by the places of the kept weights. */
+   Vectors. The rows of a linear layer's batch do not lie side by side, and turning them takes its time. There the lanes are 16 outputs, and
+   their inputs are picked out of a register, which holds a window of 16 of them, by the places of the kept weights. */
 
 #include <stdint.h>
 #include <string.h>
@@ -109,29 +109,23 @@ static void multiply(const float *x, const weights *w, float *y, int64_t pitch, 
         }
 }
 
-/* x and y are matrices of `count` columns: y = W x + bias. */
-void nofm_matrix(const float *x, float *y, const weights *w, int64_t count, int64_t threads) { multiply(x, w, y, count, count, (int)threads); }
-
 /* ---- convolutions ---- */
 
 typedef struct {
     int64_t images, channels, height, width;
     int64_t out_height, out_width;
     int64_t columns, stride_h, stride_w, pad_h, pad_w, dilation_w; /* columns: of the kernel */
-    int64_t together; /* images whose rows stand side by side, where one alone does not fill the lanes; 0: the input is used as it lies */
-    int64_t phases;   /* a row of the input is of phase y mod stride_h: rows that one row of the kernel meets are of one phase */
-    int64_t rows;     /* of each phase */
+    int64_t together, phases, rows, line, plane;                   /* as _Layout in products.py says */
 } shape;
 
 /* The input as (channel, kernel's column, phase, row, image, x of the output), zeros where it is padded. */
 static void lay_out(const float *x, float *out, const shape *s, int64_t images, int threads) {
-    const int64_t plane = s->columns * s->phases * s->rows * s->together * s->out_width;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t c = 0; c < s->channels; c++) {
-        float *to = out + c * plane;
+        float *to = out + c * s->plane;
         for (int64_t j = 0; j < s->columns; j++)
             for (int64_t p = 0; p < s->phases; p++)
-                for (int64_t r = 0; r < s->rows; r++)
+                for (int64_t r = 0; r < s->rows; r++) {
                     for (int64_t n = 0; n < s->together; n++, to += s->out_width) {
                         const int64_t y = r * s->stride_h + p - s->pad_h, first = j * s->dilation_w - s->pad_w;
                         if (n >= images || y < 0 || y >= s->height) {
@@ -150,6 +144,8 @@ static void lay_out(const float *x, float *out, const shape *s, int64_t images, 
                             for (int64_t i = begin; i < end; i++) to[i] = from[i * s->stride_w + first];
                         for (int64_t i = end; i < s->out_width; i++) to[i] = 0;
                     }
+                    for (int64_t i = s->together * s->out_width; i < s->line; i++) *to++ = 0;
+                }
     }
 }
 
@@ -160,11 +156,12 @@ static void lay_back(const float *from, float *y, const shape *s, int64_t output
     for (int64_t o = 0; o < outputs; o++)
         for (int64_t r = 0; r < s->out_height; r++)
             for (int64_t n = 0; n < images; n++)
-                memcpy(y + (n * outputs + o) * pixels + r * s->out_width, from + o * pitch + (r * s->together + n) * s->out_width,
+                memcpy(y + (n * outputs + o) * pixels + r * s->out_width, from + o * pitch + r * s->line + n * s->out_width,
                        s->out_width * sizeof(float));
 }
 
-/* `in` has WIDTH floats more than what lay_out writes, and `out` has rows of `pitch` floats, as many as the lanes and WIDTH at least. */
+/* `in` has some floats more than what lay_out writes, as many as lanes are added here. `pitch`: 0 where the sums go straight to y, else they
+   go to `out`, in rows of so many lanes, whole registers. */
 void nofm_convolution(const float *x, float *y, float *in, float *out, const weights *w, const shape *s, int64_t pitch, int64_t threads_) {
     const int64_t pixels = s->out_height * s->out_width, image = s->channels * s->height * s->width;
     const int threads = (int)threads_;
@@ -177,7 +174,7 @@ void nofm_convolution(const float *x, float *y, float *in, float *out, const wei
         }
         const int64_t images = s->images - n < step ? s->images - n : step;
         lay_out(x + n * image, in, s, images, threads);
-        if (step == 1 && pixels >= WIDTH) {
+        if (!pitch) {
             multiply(in, w, to, pixels, pixels, threads);
         } else {
             multiply(in, w, out, pitch, pitch, threads);
@@ -240,17 +237,22 @@ typedef struct {
 PICK(1)
 PICK(2)
 PICK(4)
+PICK(8)
 
-/* y[b][o] = bias[o] + the sum over o's kept weights of value * x[b][input], for each row b of a batch. */
+/* y[b][o] = bias[o] + the sum over o's kept weights of value * x[b][input], for each row b of a batch. Rows go in blocks that stay in the
+   second cache while all tiles of outputs are summed over them. */
 void nofm_vectors(const float *x, float *y, const picked *w, int64_t batch, int64_t threads) {
-    const int64_t tiles = (w->outputs + OUTPUTS - 1) / OUTPUTS;
-#pragma omp parallel for schedule(static) num_threads((int)threads) if (threads > 1)
-    for (int64_t t = 0; t < tiles; t++)
-        for (int64_t b = 0; b < batch;) {
-            const float *from = x + b * w->inputs;
-            float *to = y + b * w->outputs;
-            if (batch - b >= 4) pick_4(from, to, w, t), b += 4;
-            else if (batch - b >= 2) pick_2(from, to, w, t), b += 2;
-            else pick_1(from, to, w, t), b += 1;
-        }
+    const int64_t tiles = (w->outputs + OUTPUTS - 1) / OUTPUTS, fit = (1 << 16) / w->inputs / 8 * 8;
+    const int64_t block = fit < 8 ? 8 : fit, blocks = (batch + block - 1) / block;
+#pragma omp parallel for collapse(2) schedule(static) num_threads((int)threads) if (threads > 1)
+    for (int64_t r = 0; r < blocks; r++)
+        for (int64_t t = 0; t < tiles; t++)
+            for (int64_t b = r * block, end = b + block < batch ? b + block : batch; b < end;) {
+                const float *from = x + b * w->inputs;
+                float *to = y + b * w->outputs;
+                if (end - b >= 8) pick_8(from, to, w, t), b += 8;
+                else if (end - b >= 4) pick_4(from, to, w, t), b += 4;
+                else if (end - b >= 2) pick_2(from, to, w, t), b += 2;
+                else pick_1(from, to, w, t), b += 1;
+            }
 }
