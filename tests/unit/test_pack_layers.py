@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -428,3 +430,10 @@ def test_a_bench_runs_and_leaves_the_model_alone():
     assert all(seconds > 0 for seconds in found.seconds.values())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(isinstance(layer, PackedLayer) for layer in model)
+
+
+def test_the_code_of_the_page_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "docs/inference.md", "exec", dont_inherit=True), {})
+    assert "of 19 layers with zeros are packed" in capsys.readouterr().out
