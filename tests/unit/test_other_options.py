@@ -61,6 +61,11 @@ REFUSED = {
     "where a ticket goes back to": (
         nofm.LotteryTicket(every=9), "1:1", nofm.LotteryTicket(every=9, rewind_to=4), "1:1", "LotteryTicket(rewind_to=0), "
     ),
+    "in how many rounds a ticket is found": (
+        nofm.LotteryTicket(rounds=3, every=2), "1:1", nofm.LotteryTicket(rounds=1, every=2), "1:1",
+        "LotteryTicket(rounds=3), the attached one has rounds=1, and what the state holds was made by the former",
+    ),
+    "how long a ticket trains": (nofm.LotteryTicket(every=9), "1:1", nofm.LotteryTicket(every=2), "1:1", "LotteryTicket(every=9), "),
     "batches": (nofm.SNIP(batches=9), "1:1", nofm.SNIP(batches=2), "1:1", "SNIP(batches=9), the attached one has batches=2"),
     "a dense start, where there was none": (
         SRSTE(0.1), "2:4", SRSTE(0.1, begin_at=4), "2:4",

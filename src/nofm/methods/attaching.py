@@ -86,7 +86,7 @@ class Handle:
     @property
     def phase(self) -> str | None:
         """What kind of step the next one is, see `Method.phase`."""
-        return self.method.phase(self.step + 1)
+        return None if any(driver.is_late for driver in self._drivers) else self.method.phase(self.step + 1)
 
     def replayed(self) -> None:
         """Count a step that ran inside a CUDA graph, where hooks do not, and look at the weights it left."""
@@ -136,8 +136,6 @@ class Handle:
                 f"{max(state['steps'])} on; what was done until then stays. If that is not meant, detach() and attach the method as it was",
                 stacklevel=2,
             )
-        for driver, number in zip(self._drivers, state["steps"], strict=True):
-            driver.number = int(number)
         for site in self._sites:
             if site.stored_mask is not None and site.key not in state["masks"]:
                 site.thaw(ste.dense)  # the state is of a time before the mask was made
@@ -147,8 +145,8 @@ class Handle:
             lens = site.lens if site.stored_mask is not None else ste.frozen
             site.freeze(unpack(packed.to(site.weight.device), site.weight.shape), lens)
         self.memory.load_state_dict(state["memory"])
-        for driver in self._drivers:
-            self.method.go_on([site for site, _ in driver.follow], driver.number)
+        for driver, number in zip(self._drivers, state["steps"], strict=True):
+            driver.go_on(int(number))
 
 
 def _shortly(what: object) -> str:

@@ -145,7 +145,7 @@ class SRSTE(Method):
         is_over = self.decay == "auto" and number >= self.begin_at + self._probe_steps
         return {"decay": flips.decay_of(memory)} if is_over else {}
 
-    def unfinished(self, number: int) -> str:
+    def unfinished(self, sites: Sequence[Site], memory: Memory, number: int) -> str:
         if number < self.begin_at:
             start = "dense start lasts until" if self.ramp_at is None else f"gradual start (ramp_at={self.ramp_at}) comes to the pattern at"
             return f"its {start} step {self.begin_at} (begin_at)"
