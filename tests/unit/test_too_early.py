@@ -82,6 +82,16 @@ def test_what_has_not_finished_says_so_once_however_it_ends(method, pattern, sai
     assert warned(lambda: nofm.fold_(model)) == []
 
 
+def test_where_warnings_are_errors_a_method_is_detached_all_the_same() -> None:
+    model, handle = trained(nofm.ASP(prune_at=9), "2:4", steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="It is detached before that"):
+            handle.detach()
+        handle.detach()
+        nofm.attach(nofm.STE(), model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 @pytest.mark.parametrize(("method", "pattern", "steps"), FINISHED.values(), ids=FINISHED)
 def test_what_has_finished_says_nothing(method, pattern, steps) -> None:
     model, handle = trained(method, pattern, steps)

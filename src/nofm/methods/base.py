@@ -59,9 +59,13 @@ class Method:
         named must be saved, so that `attach` refuses one whose value is not."""
         return ()
 
+    def meant(self, option: str, value: Any) -> Any:
+        """What a value of an option stands for, where that is another one: None, for a default. Two that mean the same are no change."""
+        return value
+
     def takes_back(self, options: Mapping[str, Any], sites: Sequence[Site], number: int) -> str:
-        """What going on from a state after `number` steps, which was saved under other `options` (by name), would undo in these sites: a
-        clause without a full stop, "" where nothing. A state is refused then. For methods that prune by a clock that options set."""
+        """What going on from a state after `number` steps, which was saved under other `options` (by name), would undo or spoil in these
+        sites: a clause without a full stop, "" where nothing. A state is refused then. For methods with a clock that options set."""
         return ""
 
     def phase(self, number: int) -> str | None:
