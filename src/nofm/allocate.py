@@ -31,7 +31,7 @@ from .errors import LayerError
 from .layers import SparseModule
 from .masks import Grouping, check_finite
 from .patterns import Pattern, PatternLike
-from .site import parameter_name
+from .site import parameter_name, plain_name
 from .sparsifying import unwrap
 
 __all__ = ["CANDIDATES", "STRATEGY", "Strategy", "allocate_patterns"]
@@ -201,6 +201,7 @@ def _set_losses(
     loss: Callable[[nn.Module], float] | None,
 ) -> None:
     base = float(loss(model)) if loss is not None else 0.0
+    gradients = None if gradients is None else {plain_name(name): gradient for name, gradient in gradients.items()}
     for layer in layers:
         c, weight = layer.members[0], shards.whole(layer.weight.detach())
         name = parameter_name(c.module_name, c.known.param)

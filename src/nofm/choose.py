@@ -22,7 +22,7 @@ from .kinds import KnownWeight, known_weights
 from .masks import Axis, Grouping
 from .patterns import Pattern, PatternLike
 from .readers import children_read
-from .site import layer_name, parameter_name
+from .site import layer_name, parameter_name, plain_name
 
 __all__ = ["Candidate", "Choice", "Preset", "Rules", "find_candidates", "parse_rules", "share_ties"]
 
@@ -215,7 +215,7 @@ def _classifiers(model: nn.Module, candidates: list[Candidate]) -> list[Candidat
     named = (config.get("classifier") if isinstance(config, Mapping) else None) or ()
     named = (named,) if isinstance(named, str) else tuple(named)
     if named:
-        return [c for c in candidates if any(c.module_name == name or c.module_name.startswith(f"{name}.") for name in named)]
+        return [c for c in candidates if any(f"{plain_name(c.module_name)}.".startswith(f"{name}.") for name in named)]
     blocks = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
     inside = {id(part) for module in model.modules() if isinstance(module, blocks) for part in module.modules()}
     return [c for c in candidates if isinstance(c.module, nn.Linear) and id(c.module) not in inside][-1:]

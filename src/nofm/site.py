@@ -17,7 +17,7 @@ from .kernels import ops
 from .layers import SparseModule, forget_mask_, store_mask_, stored_mask
 from .masks import Grouping
 
-__all__ = ["Site", "kept_weights", "layer_name", "parameter_name", "sites"]
+__all__ = ["Site", "kept_weights", "layer_name", "named_weights", "parameter_name", "plain_name", "sites"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,8 @@ class Site:
 
     def mask(self) -> Tensor:
         """The mask of this process's part of the weight as it is now: of the stored mask, or else the N largest of every M."""
+        if isinstance(self.lens, ste.SoftThreshold):
+            return self.lens.kept(shards.local(self.weight))  # not that of the weight when somebody last looked
         if self.stored_mask is not None:
             return shards.part_of(self.stored_mask, self.weight)
         return ops.mask(shards.local(self.weight), self.grouping)
@@ -134,16 +136,28 @@ def sites(model: nn.Module) -> Iterator[Site]:
 
 
 def kept_weights(module: SparseModule, param: str) -> int:
-    """How many weights of `param` are kept: as the pattern says, or as many as a stored mask has."""
-    stored, weight = stored_mask(module, param), getattr(module, param)
+    """How many weights of `param` are kept: as the pattern says, or as many as a stored mask has, or as are above a threshold."""
+    stored, weight, lens = stored_mask(module, param), getattr(module, param), module._nofm[param].lens
+    if isinstance(lens, ste.SoftThreshold) and type(weight) is nn.Parameter and not weight.is_meta:  # all of it is here
+        return int(lens.kept(weight).sum())
     return module._nofm[param].grouping.kept(weight.shape) if stored is None or stored.is_meta else int(stored.sum())
 
 
 def layer_name(prefix: str, param: str) -> str:
     """The name of a layer: its module's for a plain `weight`, the parameter's where a module has several."""
-    return prefix if param == "weight" and prefix else parameter_name(prefix, param)
+    return (plain_name(prefix) if param == "weight" else "") or parameter_name(prefix, param)
 
 
 def parameter_name(prefix: str, param: str) -> str:
     """The name of a parameter in the state dict."""
-    return f"{prefix}.{param}" if prefix else param
+    return plain_name(f"{prefix}.{param}" if prefix else param)
+
+
+def named_weights(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    """All parameters of `model` by their names in the state dict."""
+    return ((plain_name(name), weight) for name, weight in model.named_parameters(remove_duplicate=remove_duplicate))
+
+
+def plain_name(name: str) -> str:
+    """Without what torch's `checkpoint_wrapper` puts into names, and leaves out of the state dict: a network is the same with it."""
+    return ".".join(part for part in name.split(".") if part != "_checkpoint_wrapped_module")

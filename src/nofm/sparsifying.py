@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from . import bulk, shards
+from . import bulk, shards, ste
 from .choose import Choice, Preset, Rules, find_candidates, parse_rules, share_ties
 from .errors import LayerError
 from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
@@ -132,23 +132,46 @@ def follow_(average: nn.Module, model: nn.Module) -> nn.Module:
     gradual start may have changed since it was copied, and under the same frozen masks, which are buffers. Returns `average`.
 
     Call it before an average is updated, or at least before it is looked at: no method is attached to it. Its weights are untouched.
+    A wrapper that has the copy as its `module` (torch's AveragedModel, timm's ModelEma) may be passed as it is.
     """
-    inside = average.module if isinstance(average, AveragedModel) else average
-    for ours, theirs in _pairs(inside, model):
-        if theirs.stored_mask is None:
+    for ours, theirs in _pairs(_inside(average, unwrap(model)), model):
+        if isinstance(theirs.lens, ste.SoftThreshold):
+            _take_threshold(ours, theirs.lens)
+        elif theirs.stored_mask is None:
             ours.thaw(theirs.lens)
         else:  # copied whether or not it has changed, since to ask a GPU would be to wait for it
             ours.freeze(theirs.stored_mask.to(ours.weight.device), theirs.lens)
     return average
 
 
+def _inside(average: nn.Module, model: nn.Module) -> nn.Module:
+    """The copy inside what averages it. A model may have a part of that name itself, and a plain copy of it then has it too."""
+    inside = getattr(average, "module", None)
+    wraps = isinstance(average, AveragedModel) or not isinstance(getattr(model, "module", None), nn.Module)
+    return inside if wraps and isinstance(inside, nn.Module) else average
+
+
+def _take_threshold(ours: Site, lens: ste.SoftThreshold) -> None:
+    """A threshold of our own, since theirs goes on being trained, in the place of the one before; and the mask that it gives our weight."""
+    own = ours.lens
+    if not isinstance(own, ste.SoftThreshold) or own.s is lens.s or own.s.device != ours.weight.device:
+        own = ste.SoftThreshold(lens.s.detach().to(ours.weight.device, copy=True))
+    own.s.detach().copy_(lens.s.detach())  # no new tensor: a CUDA graph and compiled code look for it where it was
+    ours.freeze(own.kept(shards.whole(ours.weight.detach())), own)
+
+
 def _pairs(average: nn.Module, model: nn.Module) -> Iterator[tuple[Site, Site]]:
     """The sparse weights of `average` beside those of `model`; raises where they are not those of a copy."""
     ours, theirs = (list(sites(unwrap(of))) for of in (average, model))
+    if not theirs and not ours:
+        raise LayerError("neither model has a sparse layer, so there is nothing to follow; sparsify_ comes first, before the copy is made")
     unlike = next((pair for pair in zip_longest(ours, theirs) if not _are_alike(*pair)), None)
     if unlike is not None:
         what = [f"{site.name} {site.grouping.pattern}" if site else "no sparse layer" for site in unlike]
-        raise LayerError(f"{what[0]} would follow {what[1]}: this is no copy of that model; copy it after sparsify_")
+        raise LayerError(
+            f"{what[0]} would follow {what[1]}: this is no copy of that model; copy it after sparsify_, and of a "
+            "wrapper pass the copy inside"
+        )
     return zip(ours, theirs, strict=True)
 
 

@@ -44,8 +44,9 @@ def why_more(found: Sequence[Site]) -> str:
     training = _training(next(site for site in found if site.keeps_more))
     if training is None:
         return (
-            "no method is attached that would prune it: this is a copy (EMA) made before the step at which ASP (prune_at) or SRSTE "
-            "(begin_at, and ramp_at before it) prunes, without nofm.follow_(copy, model) since, or the optimizer is gone before that step"
+            "no method is attached that would prune it. A copy (EMA) is as its model was when it was made: by Dense, or before the step at "
+            "which ASP (prune_at) or SRSTE (begin_at, and ramp_at before it) prunes; if its model is pruned by now, nofm.follow_(copy, "
+            "model) first. If this is no copy, the optimizer that its method was attached to is gone"
         )
     return training.unfinished() or f"the method {training.name()} trains all weights"
 

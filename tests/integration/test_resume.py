@@ -26,7 +26,7 @@ from small_runs import SMALL, changed
 from torch import nn
 
 from nofm.engine.checkpoint import CheckpointError, Store
-from nofm.engine.config import ConfigError, EngineConfig, ModelConfig, RunConfig
+from nofm.engine.config import ConfigError, EngineConfig, MethodConfig, ModelConfig, RunConfig
 from nofm.engine.problems import classification
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import train
@@ -405,3 +405,16 @@ def test_a_lambda_that_was_changed_holds_and_the_report_says_so(tmp_path):
         train(other, tmp_path / "run", command=typed.split(), resume=True, allow_change=True)
     run = load(tmp_path / "run")
     assert f"it went on at step 6 with other options: {typed}." in notices(group_runs([run]), {run.folder: "it"})
+
+
+def test_an_end_that_is_past_comes_in_the_next_step(tmp_path):
+    def gmp(end_at):
+        method = MethodConfig(kind="gmp", sparsity=0.9, every=2, end_at=end_at)
+        return changed(SMALL, sparsity={"pattern": "1:1", "method": method})
+
+    train_until(gmp(10), tmp_path / "run", "checkpoint")
+    train(gmp(4), tmp_path / "run", resume=True, allow_change=True)
+    run = load(tmp_path / "run")
+    free = [layer for layer in run.layers if layer.unstructured]
+    assert sum(layer.kept for layer in free) == pytest.approx(0.1 * sum(layer.weights for layer in free), abs=2)
+    assert run.unfinished == ""

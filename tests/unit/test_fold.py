@@ -145,8 +145,9 @@ def test_fold_keeps_what_autograd_knows(net: Net) -> None:
 
 
 COPY = (
-    "no method is attached that would prune it: this is a copy (EMA) made before the step at which ASP (prune_at) or SRSTE (begin_at, and "
-    "ramp_at before it) prunes, without nofm.follow_(copy, model) since, or the optimizer is gone before that step"
+    "no method is attached that would prune it. A copy (EMA) is as its model was when it was made: by Dense, or before the step at which "
+    "ASP (prune_at) or SRSTE (begin_at, and ramp_at before it) prunes; if its model is pruned by now, nofm.follow_(copy, model) first. If "
+    "this is no copy, the optimizer that its method was attached to is gone"
 )
 AGAIN = "No weight of the pattern is lost: to prune by the weights as they are, sparsify_ it again as before, and fold_"
 

@@ -50,6 +50,10 @@ REFUSED = {
         "this state is of SRSTE(decay=0.1), the attached one has decay='auto', and what the state holds was made by the former; "
         "attach the method as it was, or leave this state out to begin anew",
     ),
+    "a search that is cut off": (SRSTE("auto"), "2:4", SRSTE("auto", probe=8, begin_at=0), "2:4", "SRSTE(probe=None), "),
+    "a search for another goal": (
+        SRSTE("auto", probe=8), "2:4", SRSTE("auto", probe=8, target=0.01), "2:4", "by which its search for lambda would go on otherwise; "
+    ),
     "another search": (SRSTE("auto", probe=8), "2:4", SRSTE("auto", probe=9), "2:4", "SRSTE(probe=8), the attached one has probe=9"),
     "another budget": (GMP(0.5, end_at=9), "1:1", GMP(0.7, end_at=9), "1:1", "GMP(sparsity=0.5), the attached one has sparsity=0.7"),
     "budgets of layers": (
@@ -61,6 +65,11 @@ REFUSED = {
     "where a ticket goes back to": (
         nofm.LotteryTicket(every=9), "1:1", nofm.LotteryTicket(every=9, rewind_to=4), "1:1", "LotteryTicket(rewind_to=0), "
     ),
+    "in how many rounds a ticket is found": (
+        nofm.LotteryTicket(rounds=3, every=2), "1:1", nofm.LotteryTicket(rounds=1, every=2), "1:1",
+        "LotteryTicket(rounds=3), the attached one has rounds=1, and what the state holds was made by the former",
+    ),
+    "how long a ticket trains": (nofm.LotteryTicket(every=9), "1:1", nofm.LotteryTicket(every=2), "1:1", "LotteryTicket(every=9), "),
     "batches": (nofm.SNIP(batches=9), "1:1", nofm.SNIP(batches=2), "1:1", "SNIP(batches=9), the attached one has batches=2"),
     "a dense start, where there was none": (
         SRSTE(0.1), "2:4", SRSTE(0.1, begin_at=4), "2:4",
@@ -135,7 +144,8 @@ def test_an_option_that_was_changed_holds_with_a_word():
         handle.load_state_dict(state)
     assert [str(warning.message) for warning in said] == [
         "this state is of SRSTE(decay=0.1, begin_at=9), the attached one has decay=0.3, begin_at=4, which holds from step 3 on; "
-        "what was done until then stays. If that is not meant, detach() and attach the method as it was"
+        "what was done until then stays. If that is not meant, detach(), attach the method as it was, and load model, optimizer and "
+        "handle again, in this order"
     ]
     assert said[0].filename == __file__
     assert handle.step == 3
@@ -185,6 +195,48 @@ def test_a_search_that_is_given_up_for_a_number_says_so():
     state = attached(SRSTE("auto", probe=8), steps=3)[-1].state_dict()
     with pytest.warns(UserWarning, match=r"SRSTE\(decay='auto', probe=8\), the attached one has decay=0\.1, probe=None"):
         attached(SRSTE(0.1))[-1].load_state_dict(state)
+
+
+def test_a_default_and_its_value_are_the_same_search():
+    state = attached(SRSTE("auto"), steps=2)[-1].state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attached(SRSTE("auto", probe=1000))[-1].load_state_dict(state)
+
+
+def test_a_search_that_has_ended_is_not_bound_to_its_options():
+    handle = attached(SRSTE("auto", probe=8), steps=10)[-1]
+    state, found = handle.state_dict(), handle.found
+    for probe, target in ((9, None), (10, None), (8, 0.01)):
+        other = attached(SRSTE("auto", probe=probe, target=target))[-1]
+        with pytest.warns(UserWarning, match="which holds from step 10 on"):
+            other.load_state_dict(state)
+        assert other.found == found
+    with pytest.raises(nofm.OptimizerError, match="by which its search for lambda would begin again; attach"):
+        attached(SRSTE("auto", probe=11))[-1].load_state_dict(state)
+    early = attached(SRSTE("auto", probe=16), steps=10)[-1].state_dict()
+    with pytest.raises(nofm.OptimizerError, match="by which its search for lambda would be cut off; attach"):
+        attached(SRSTE("auto", probe=8))[-1].load_state_dict(early)
+
+
+def test_who_follows_the_advice_goes_on_as_before():
+    """STR's thresholds are in the optimizer's state, too, so that it is not enough to load the handle again."""
+    states = copy.deepcopy([part.state_dict() for part in attached(nofm.STR(-4.0), "1:1", steps=3)])
+    as_it_was, other = attached(nofm.STR(-4.0), "1:1"), attached(nofm.STR(-4.0, decay=0.5), "1:1")
+    for parts in (as_it_was, other):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for part, state in zip(parts, copy.deepcopy(states), strict=True):
+                part.load_state_dict(state)
+    other[2].detach()
+    other[2] = nofm.attach(nofm.STR(-4.0), *other[:2])
+    for part, state in zip(other, copy.deepcopy(states), strict=True):
+        part.load_state_dict(state)
+    for parts in (as_it_was, other):
+        torch.manual_seed(1)
+        for _ in range(3):
+            step(*parts[:2])
+    torch.testing.assert_close(other[2].state_dict()["memory"], as_it_was[2].state_dict()["memory"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("lost", [(), ("options", "patterns")], ids=["of today", "from before options were saved"])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
+from enum import Enum, IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -150,6 +154,19 @@ class BelowUndecorated(Undecorated):
     """Adds nothing to a class that is refused."""
 
 
+@dataclass(frozen=True)
+class Untyped(nofm.SRSTE):
+    """A dataclass, and yet its own default is not the one that it trains with."""
+
+    decay = 0.5
+    every: int = 4
+
+
+@dataclass(frozen=True)
+class BelowUntyped(Untyped):
+    """Adds nothing to a class that is refused."""
+
+
 LOST: dict[str, Callable[[], nofm.Method]] = {
     "an __init__": lambda: Plain(4),
     "annotations": Undecorated,
@@ -157,13 +174,15 @@ LOST: dict[str, Callable[[], nofm.Method]] = {
     "an __init__ in a dataclass": lambda: ByHand(4),
     "given to __post_init__": GivenOnly,
     "below": BelowUndecorated,
+    "a default without a type": Untyped,
+    "below a default without a type": BelowUntyped,
 }
 
 
 @pytest.mark.parametrize("make", LOST.values(), ids=LOST)
 def test_options_that_no_state_would_hold_are_refused(make):
     method = make()
-    name = "decay" if isinstance(method, NotGiven) else "every"
+    name = "decay" if isinstance(method, nofm.SRSTE) else "every"
     with pytest.raises(nofm.OptimizerError) as refused:
         attached(method)
     assert str(refused.value) == (
@@ -205,12 +224,26 @@ class Redeclared(Undecorated):
     every: int = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Slotted(nofm.SRSTE):
+    """Has places for all fields, those that it inherits too."""
+
+    every: int = 6
+
+
+@dataclass(frozen=True)
+class Retyped(Untyped):
+    decay: float = 0.7
+
+
 KEPT: dict[str, tuple[Callable[[], nofm.Method], dict[str, Any]]] = {
     "a subclass": (lambda: Renamed(0.5), {"decay": 0.5}),
     "a subclass that chooses": (lambda: Mild(5.0), {"decay": 0.5}),
     "a table": (WithTable, {"every": 4}),
     "a subclass of one with a table": (RenamedTable, {"every": 4}),
     "declared again below": (Redeclared, {"every": 5}),
+    "slots": (Slotted, {"every": 6}),
+    "a default that is typed below": (Retyped, {"decay": 0.7, "every": 4}),
     "none": (nofm.Method, {}),
 }
 
@@ -281,6 +314,39 @@ def test_tuples_are_compared(value, file):
     assert f"MadeBy(made_by={before}), the attached one has made_by=(1, 'a', None, (0.5, False)), and what" in str(refused.value)
     with pytest.warns(UserWarning, match=r"MadeBy\(beside=None\), the attached one has beside=\(1, 2\), which holds from step 0 on"):
         attached(MadeBy(value, beside=(1, 2))).load_state_dict(state)
+
+
+class Kind(str, Enum):  # noqa: UP042 (a StrEnum is written as its value by itself)
+    MILD = "mild"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+OF_OTHERS = {
+    "a number of numpy": (np.float64(0.5), 0.5),
+    "a string of numpy": (np.str_("mild"), "mild"),
+    "an Enum of strings": (Kind.MILD, "mild"),
+    "an Enum of numbers": (Level.LOW, 1),
+    "a boolean": (True, True),
+    "none of it": (math.nan, math.nan),
+    "in tuples": ([np.float64(0.5), (Kind.MILD, math.nan)], (0.5, ("mild", math.nan))),
+}
+
+
+@pytest.mark.parametrize(("value", "plain"), OF_OTHERS.values(), ids=OF_OTHERS)
+def test_states_hold_pythons_own_kinds(value, plain):
+    """torch.load takes these only, unless it is told to trust a file with all it may do."""
+    torch.save(attached(MadeBy(value)).state_dict(), file := io.BytesIO())
+    state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    saved = state["options"]["made_by"]
+    assert (type(saved), repr(saved)) == (type(plain), repr(plain))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attached(MadeBy(value)).load_state_dict(state)
+    with pytest.raises(nofm.OptimizerError, match=r"attached one has made_by=0\.25, and what"):
+        attached(MadeBy(np.float64(0.25))).load_state_dict(state)
 
 
 def test_a_list_that_is_changed_later_is_not_changed_in_the_state():

@@ -385,6 +385,8 @@ def test_weight_decay_opens_thresholds_and_everyone_sees_what_is_kept():
     assert nofm.cost(model, (1, 16)).macs_sparse == 384 * densities[-1]
     seen = [site.seen().clone() for site in nofm.sites(model)]
     assert sum(int((tensor != 0).sum()) for tensor in seen) == densities[-1] * 384
+    stored = [site.stored_mask for site in nofm.sites(model)]  # what states hold, and what is counted where weights are spread
+    assert all(torch.equal(mask, tensor != 0) for mask, tensor in zip(stored, seen, strict=True))
     output = model(batches()[0])
     nofm.fold_(model)
     assert all(torch.equal(module.weight, tensor) for module, tensor in zip((model[0], model[2]), seen, strict=True))

@@ -27,6 +27,12 @@ UNFINISHED = {
         "1:1",
         "LotteryTicket has taken 3 steps, and its last pruning is at step 5 (every, rounds). ",
     ),
+    "lottery, back at its initial weights": (
+        nofm.LotteryTicket(0.5, rounds=1, every=3),
+        "1:1",
+        "LotteryTicket has taken 3 steps, and its ticket, which its last pruning has taken back to step 0, trains until step 6 "
+        "(every, rounds). ",
+    ),
 }
 FINISHED = {
     "search": (nofm.SRSTE("auto", probe=8), "2:4", 8),
@@ -37,7 +43,7 @@ FINISHED = {
     "Dense": (nofm.Dense(), "2:4", 0),
     "GMP": (nofm.GMP(0.5, end_at=4, every=1), "1:1", 4),
     "SNIP": (nofm.SNIP(0.5, batches=2), "1:1", 2),
-    "lottery": (nofm.LotteryTicket(0.5, rounds=2, every=3, rewind_to=1), "1:1", 5),
+    "lottery": (nofm.LotteryTicket(0.5, rounds=2, every=3, rewind_to=1), "1:1", 7),
     "RigL, which rewires on": (nofm.RigL(0.5, end_at=9), "1:1", 1),
 }
 
@@ -74,6 +80,16 @@ def test_what_has_not_finished_says_so_once_however_it_ends(method, pattern, sai
     assert warned(lambda: handle.detach()) == [said + REST.format("detached")]
     assert warned(lambda: handle.detach()) == []
     assert warned(lambda: nofm.fold_(model)) == []
+
+
+def test_where_warnings_are_errors_a_method_is_detached_all_the_same() -> None:
+    model, handle = trained(nofm.ASP(prune_at=9), "2:4", steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="It is detached before that"):
+            handle.detach()
+        handle.detach()
+        nofm.attach(nofm.STE(), model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize(("method", "pattern", "steps"), FINISHED.values(), ids=FINISHED)

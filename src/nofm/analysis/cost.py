@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import ste
 from ..errors import NofmError
 from ..layers import seen_now
-from ..site import layer_name, parameter_name, sites
+from ..site import layer_name, named_weights, parameter_name, sites
 from ..sparsifying import unwrap
 
 __all__ = ["Cost", "LayerCost", "cost"]
@@ -107,7 +107,7 @@ def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost
         ) from error
 
     layers = []
-    sizes = {key: weight.numel() for key, weight in model.named_parameters()}
+    sizes = {key: weight.numel() for key, weight in named_weights(model)}
     for prefix, module in model.named_modules():
         for param in module._parameters:
             key = parameter_name(prefix, param)
@@ -171,7 +171,7 @@ class _Meter(TorchDispatchMode):
 
         self.formulas: Mapping[Any, Any] = {**flop_registry, _BILINEAR: _bilinear_flops}
         # A view (a transpose, a slice of in_proj) shares its parameter's storage, which is how it is known again.
-        self.names = {_storage(p): name for name, p in model.named_parameters() if p.dim() > 1}
+        self.names = {_storage(p): name for name, p in named_weights(model) if p.dim() > 1}
         self.macs: dict[str, int] = {}
         self.other = 0
 

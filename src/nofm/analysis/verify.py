@@ -31,7 +31,7 @@ from ..masks import Axis, Grouping
 from ..overview import table
 from ..packed import is_packed, unpacked
 from ..patterns import Pattern
-from ..site import parameter_name, sites
+from ..site import named_weights, parameter_name, sites
 from ..sparsifying import unwrap
 
 __all__ = ["Verification", "WeightReport", "verify"]
@@ -165,7 +165,7 @@ def _is_weight(name: str, tensor: Tensor) -> bool:
 def _of_model(model: nn.Module, wanted: Pattern | None) -> Iterator[WeightReport]:
     sparse = {site.key: site for site in sites(model)}
     axes = {parameter_name(prefix, known.param): known.axis for prefix, m in model.named_modules() for known in known_weights(m)}
-    for key, weight in model.named_parameters():
+    for key, weight in named_weights(model):
         if not _is_weight(key, weight):
             continue
         if key not in sparse:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .. import shards
 from ..masks import check_finite
-from ..site import sites
+from ..site import named_weights, sites
 
 __all__ = ["folded_weights"]
 
@@ -20,7 +20,7 @@ def folded_weights(model: nn.Module) -> dict[str, Tensor]:
     for site in sites(model):
         check_finite(shards.local(site.weight.detach()), site.key)
         seen[id(site.weight)] = shards.whole_of(site.seen(), site.weight)
-    tied = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+    tied = {name: id(p) for name, p in named_weights(model, remove_duplicate=False)}
     return {
         name: seen[tied[name]] if tied.get(name) in seen else shards.whole(tensor.detach()) for name, tensor in model.state_dict().items()
     }

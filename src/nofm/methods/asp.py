@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -10,7 +11,7 @@ from .. import shards, ste
 from ..errors import OptimizerError
 from ..masks import check_finite
 from ..site import Site
-from .base import Method, Step
+from .base import Memory, Method, Step
 
 __all__ = ["ASP"]
 
@@ -44,8 +45,12 @@ class ASP(Method):
     def phase(self, number: int) -> str | None:
         return None if number == self.prune_at else "dense" if number < self.prune_at else "frozen"
 
-    def unfinished(self, number: int) -> str:
-        return f"it prunes at step {self.prune_at} (prune_at)" if number < self.prune_at else ""
+    def is_late(self, sites: Sequence[Site], memory: Memory, number: int) -> bool:
+        return number >= self.prune_at and _has_dense(sites)
+
+    def unfinished(self, sites: Sequence[Site], memory: Memory, number: int) -> str:
+        when = f"at step {self.prune_at} (prune_at)" if number < self.prune_at else f"in the next step (prune_at={self.prune_at} is past)"
+        return f"it prunes {when}" if _has_dense(sites) else ""
 
     def after_step(self, step: Step) -> None:
         for owned in (*step.weights, *step.resting):
@@ -53,6 +58,10 @@ class ASP(Method):
                 owned.weight.masked_fill_(~owned.mask(), 0.0)
             elif step.number >= self.prune_at:
                 _prune(owned.site, owned.param, step.number)
+
+
+def _has_dense(sites: Sequence[Site]) -> bool:
+    return any(site.stored_mask is None for site in sites)
 
 
 def _prune(site: Site, param: nn.Parameter, step: int) -> None:

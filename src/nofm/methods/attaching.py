@@ -86,7 +86,7 @@ class Handle:
     @property
     def phase(self) -> str | None:
         """What kind of step the next one is, see `Method.phase`."""
-        return self.method.phase(self.step + 1)
+        return None if any(driver.is_late for driver in self._drivers) else self.method.phase(self.step + 1)
 
     def replayed(self) -> None:
         """Count a step that ran inside a CUDA graph, where hooks do not, and look at the weights it left."""
@@ -101,8 +101,7 @@ class Handle:
         was asked for.
         """
         is_at_work = any(isinstance(site.module, SparseModule) for site, _ in self._lenses)  # neither detached nor folded before
-        if is_at_work and (said := too_early("detached", self._drivers)):
-            warnings.warn(said, stacklevel=2)
+        said = too_early("detached", self._drivers) if is_at_work else ""
         for driver in self._drivers:
             driver.remove()
         self.memory.forget()
@@ -112,6 +111,8 @@ class Handle:
             if isinstance(site.module, SparseModule) and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
         self._lenses = []  # a second detach must not take a later method's lenses away
+        if said:
+            warnings.warn(said, stacklevel=2)  # last: where warnings are errors it would never be detached
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs to go on exactly: numbers of steps, frozen masks as bits, what the method remembers; and of which
@@ -133,11 +134,10 @@ class Handle:
             was, now = saved.told(changed)
             warnings.warn(
                 f"this state is of {type(self.method).__name__}({was}), the attached one has {now}, which holds from step "
-                f"{max(state['steps'])} on; what was done until then stays. If that is not meant, detach() and attach the method as it was",
+                f"{max(state['steps'])} on; what was done until then stays. If that is not meant, detach(), attach the method as it was, "
+                "and load model, optimizer and handle again, in this order",
                 stacklevel=2,
             )
-        for driver, number in zip(self._drivers, state["steps"], strict=True):
-            driver.number = int(number)
         for site in self._sites:
             if site.stored_mask is not None and site.key not in state["masks"]:
                 site.thaw(ste.dense)  # the state is of a time before the mask was made
@@ -147,8 +147,8 @@ class Handle:
             lens = site.lens if site.stored_mask is not None else ste.frozen
             site.freeze(unpack(packed.to(site.weight.device), site.weight.shape), lens)
         self.memory.load_state_dict(state["memory"])
-        for driver in self._drivers:
-            self.method.go_on([site for site, _ in driver.follow], driver.number)
+        for driver, number in zip(self._drivers, state["steps"], strict=True):
+            driver.go_on(int(number))
 
 
 def _shortly(what: object) -> str:

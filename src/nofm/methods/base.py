@@ -59,9 +59,13 @@ class Method:
         named must be saved, so that `attach` refuses one whose value is not."""
         return ()
 
+    def meant(self, option: str, value: Any) -> Any:
+        """What a value of an option stands for, where that is another one: None, for a default. Two that mean the same are no change."""
+        return value
+
     def takes_back(self, options: Mapping[str, Any], sites: Sequence[Site], number: int) -> str:
-        """What going on from a state after `number` steps, which was saved under other `options` (by name), would undo in these sites: a
-        clause without a full stop, "" where nothing. A state is refused then. For methods that prune by a clock that options set."""
+        """What going on from a state after `number` steps, which was saved under other `options` (by name), would undo or spoil in these
+        sites: a clause without a full stop, "" where nothing. A state is refused then. For methods with a clock that options set."""
         return ""
 
     def phase(self, number: int) -> str | None:
@@ -78,11 +82,18 @@ class Method:
         """What the method has settled by itself after step `number`, by name: options that were left to it."""
         return {}
 
-    def unfinished(self, number: int) -> str:
-        """What it has yet to do after step `number` before a network is what it was asked for; "" where nothing is left.
+    def is_late(self, sites: Sequence[Site], memory: Memory, number: int) -> bool:
+        """Whether a step up to `number` was to prune these sites and has not: a state was loaded that comes from options by which its time
+        had not come. Asked then only, so that it may wait for a GPU. The next step is told (`Step.is_late`) to make up for it, and is run
+        by the host whatever its `phase`."""
+        return False
 
-        A clause without a full stop that names the step and the option, "it prunes at step 9 (prune_at)": it is put into "ASP has taken 5
-        steps, and it prunes at step 9 (prune_at). It is folded before that: ..."
+    def unfinished(self, sites: Sequence[Site], memory: Memory, number: int) -> str:
+        """What it has yet to do to these sites after step `number` before a network is what it was asked for; "" where nothing is left.
+
+        What is kept decides, and the clock says when: masks may be older than the method, and options may have changed. A clause without a
+        full stop that names the step and the option, "it prunes at step 9 (prune_at)": it is put into "ASP has taken 5 steps, and it prunes
+        at step 9 (prune_at). It is folded before that: ..."
         """
         return ""
 
@@ -146,3 +157,4 @@ class Step:
     carried: dict[str, Tensor] = field(default_factory=dict)  # what a method keeps from the first moment for the second, by key
     memory: Memory = field(default_factory=lambda: Memory(()))  # what it keeps from step to step
     fleet: Fleet = field(default_factory=Fleet)  # launches over many weights, kept from step to step
+    is_late: bool = False  # whether an earlier step was to prune and has not, see `Method.is_late`

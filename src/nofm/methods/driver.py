@@ -47,6 +47,7 @@ class Driver:
         self.known_params: list[list[Tensor]] = []
         self.groups: dict[int, dict[str, Any]] = {}
         self.current: Step | None = None
+        self.is_late = False  # whether the next step must make up for one before it
         self.nesting = Nesting(optimizer)
         self.pulse = following.Pulse(type(method).__name__)
         following.follow(self.pulse, [(site.key, param) for site, param in self.follow])
@@ -69,9 +70,19 @@ class Driver:
     def name(self) -> str:
         return type(self.method).__name__
 
+    def sites(self) -> list[Site]:
+        """Those that are still sparse: not folded, and not made plain."""
+        return [site for site, _ in self.follow if isinstance(site.module, SparseModule)]
+
+    def go_on(self, number: int) -> None:
+        """Say that `number` steps have been taken, by a state that has been loaded."""
+        self.number = number
+        self.method.go_on(self.sites(), number)
+        self.is_late = self.method.is_late(self.sites(), self.memory, number)
+
     def unfinished(self) -> str:
         """What the method has yet to do in later steps, as half a sentence with the step; "" where nothing is left."""
-        left = self.method.unfinished(self.number)
+        left = self.method.unfinished(self.sites(), self.memory, self.number)
         return f"{self.name()} has taken {self.number} step{'s' * (self.number != 1)}, and {left}" if left else ""
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
@@ -135,6 +146,7 @@ class Driver:
         with torch.no_grad():
             step = step or self._step()  # None where the optimizer has not called its closure
             self.method.after_step(step)
+            self.is_late = False
             if not _are_same(step.weights, self.named_for):  # in few steps
                 self.named_for, self.named = step.weights, [(owned.site.key, owned.param) for owned in step.weights]
             told = [] if self.one_pass is None else self.one_pass.moved
@@ -159,7 +171,8 @@ class Driver:
                 raise OptimizerError(f"{site.key} trains but is not in the optimizer that it was attached with; detach() and attach again")
             else:
                 resting.append(OwnedWeight(site, param, 0.0, True))
-        return Step(self.number + 1, weights, resting, getattr(self.optimizer, "grad_scale", None), memory=self.memory, fleet=self.fleet)
+        scale = getattr(self.optimizer, "grad_scale", None)
+        return Step(self.number + 1, weights, resting, scale, memory=self.memory, fleet=self.fleet, is_late=self.is_late)
 
     def _groups(self) -> dict[int, dict[str, Any]]:
         """The optimizer's group of each parameter, by id. Made again only when a group or its parameters have changed."""

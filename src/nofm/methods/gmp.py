@@ -20,7 +20,19 @@ from ..schedules import cubic
 from ..site import Site
 from .base import Memory, Method, Step
 from .budget import check_given, check_share, check_whole
-from .pruning import Pool, check_pool, keep_zero_, on_the_way, owned_of, put_on_, set_budget, stored_masks, strongest, whole_weights
+from .pruning import (
+    Pool,
+    check_pool,
+    keep_zero_,
+    keeps_more,
+    on_the_way,
+    owned_of,
+    put_on_,
+    set_budget,
+    stored_masks,
+    strongest,
+    whole_weights,
+)
 
 __all__ = ["GMP"]
 
@@ -70,8 +82,12 @@ class GMP(Method):
     def phase(self, number: int) -> str | None:
         return None if self._prunes(number) else "frozen"
 
-    def unfinished(self, number: int) -> str:
-        return f"it comes to sparsity {self.sparsity} at step {self.end_at} (end_at)" if number < self.end_at else ""
+    def is_late(self, sites: Sequence[Site], memory: Memory, number: int) -> bool:
+        return number >= self.end_at and keeps_more(sites, memory)
+
+    def unfinished(self, sites: Sequence[Site], memory: Memory, number: int) -> str:
+        when = f"at step {self.end_at} (end_at)" if number < self.end_at else f"in the next step (end_at={self.end_at} is past)"
+        return f"it comes to sparsity {self.sparsity} {when}" if keeps_more(sites, memory) else ""
 
     def _prunes(self, number: int) -> bool:
         between = self.begin_at < number < self.end_at
@@ -79,7 +95,7 @@ class GMP(Method):
 
     def after_step(self, step: Step) -> None:
         keep_zero_(step)
-        if not self._prunes(step.number):
+        if not (self._prunes(step.number) or step.is_late):
             return
         owned = owned_of(step)
         weights, masks = whole_weights(owned), stored_masks(owned)

@@ -62,7 +62,7 @@ class LotteryTicket(Method):
             raise OptimizerError(f"rewind_to={self.rewind_to} must come before the end of the first training, every={self.every}")
 
     def begun_with(self) -> tuple[str, ...]:
-        return ("sparsity", "allocation", "rewind_to")
+        return ("sparsity", "allocation", "rewind_to", "rounds", "every")
 
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         pruning.check_one_optimizer("rewinding", memory)
@@ -76,9 +76,13 @@ class LotteryTicket(Method):
     def phase(self, number: int) -> str | None:
         return None if number == self.rewind_to or self._round(number) else "frozen"
 
-    def unfinished(self, number: int) -> str:
-        last = self.every + (self.rounds - 1) * (self.every - self.rewind_to)
-        return f"its last pruning is at step {last} (every, rounds)" if number < last else ""
+    def unfinished(self, sites: Sequence[Site], memory: Memory, number: int) -> str:
+        again = self.every - self.rewind_to
+        last = self.every + (self.rounds - 1) * again
+        if number < last:
+            return f"its last pruning is at step {last} (every, rounds)"
+        ticket = f"its ticket, which its last pruning has taken back to step {self.rewind_to}, trains until step {last + again}"
+        return f"{ticket} (every, rounds)" if number < last + again else ""
 
     def _round(self, number: int) -> int:
         """Which round ends with step `number`, from 1; 0 if none does."""

@@ -26,6 +26,7 @@ __all__ = [
     "check_pool",
     "clear_",
     "keep_zero_",
+    "keeps_more",
     "on_the_way",
     "owned_of",
     "put_on_",
@@ -70,6 +71,12 @@ def budget_of(step: Step) -> list[int]:
     """What `set_budget` has found, for the weights of this step."""
     held = step.memory.tensors
     return [int(held["keep"])] if "keep" in held else [int(held[f"{one.site.key}:keep"]) for one in owned_of(step)]
+
+
+def keeps_more(sites: Sequence[Site], memory: Memory) -> bool:
+    """Whether more is kept of these weights than `set_budget` has found. Waits for a GPU."""
+    kept, held = {f"{site.key}:keep": site.kept() for site in sites}, memory.tensors
+    return sum(kept.values()) > int(held["keep"]) if "keep" in held else any(count > int(held[name]) for name, count in kept.items())
 
 
 def on_the_way(step: Step, sizes: Sequence[int], share: float) -> list[int]:

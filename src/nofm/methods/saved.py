@@ -15,6 +15,7 @@ that, and `--allow_change` shows none. Who does mean it leaves the state out, an
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -55,20 +56,23 @@ def check_options(method: Method) -> None:
 
 
 def _no_fields(method: Method) -> list[str]:
-    """What looks like an option of `method` but is no field: written in a class without @dataclass, or set by an __init__ by hand."""
+    """What looks like an option of `method` but is no field: written in a class without @dataclass or without a type, which leaves a
+    field its old default, or set by an __init__ by hand."""
     names, kinds = {field.name for field in fields(method)}, type(method).__mro__
     lost: list[str] = []
     declared: set[str] = set()
     for kind in kinds:
         own = {name for name, annotation in inspect.get_annotations(kind).items() if "ClassVar" not in str(annotation)}
+        given = {name for name in names & set(vars(kind)) if not inspect.ismemberdescriptor(vars(kind)[name])}  # no place in __slots__
         if _is_decorated(kind):
+            lost += sorted(given - own - declared)
             declared |= own
         elif issubclass(kind, Method):
-            lost += sorted((own | (names & set(vars(kind)))) - declared)
+            lost += sorted((own | given) - declared)
     maker = next(kind for kind in kinds if "__init__" in vars(kind))
     # What a dataclass sets beside its fields follows from them (a table made in __post_init__), unless it was given by that name.
-    given = set(inspect.signature(vars(maker)["__init__"]).parameters) if _is_decorated(maker) else set(vars(method))
-    return list(dict.fromkeys([*lost, *(name for name in vars(method) if name in given and name not in names)]))
+    taken = set(inspect.signature(vars(maker)["__init__"]).parameters) if _is_decorated(maker) else set(vars(method))
+    return list(dict.fromkeys([*lost, *(name for name in vars(method) if name in taken and name not in names)]))
 
 
 def _is_decorated(kind: type) -> bool:
@@ -95,7 +99,7 @@ def origin(method: Method, sites: Sequence[Site]) -> dict[str, Any]:
 
 def _options(method: Method) -> dict[str, Any]:
     values = {field.name: getattr(method, field.name) for field in fields(method)}
-    return {name: _as_tuples(value) for name, value in values.items() if _is_plain(value)}
+    return {name: _plain(value) for name, value in values.items() if _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:
@@ -104,9 +108,20 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _as_tuples(value: Any) -> Any:
-    """Without lists: the method's own could be changed later, and some files (JSON) know no tuples."""
-    return tuple(map(_as_tuples, value)) if isinstance(value, tuple | list) else value
+def _plain(value: Any) -> Any:
+    """Of Python's own kinds, which every file holds: numpy's float64 is a float as well, and an Enum may be a string, but torch.load
+    refuses both. Without lists: the method's own could be changed later, and some files (JSON) know no tuples."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), None)
+    return kind(value) if kind else str.__str__(value) if isinstance(value, str) else value
+
+
+def _are_same(one: object, other: object) -> bool:
+    """Whether two values of an option are the same: a NaN is the same as a NaN."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_are_same, one, other))
+    return one == other or all(isinstance(each, float) and math.isnan(each) for each in (one, other))
 
 
 def _patterns(sites: Sequence[Site]) -> dict[str, str]:
@@ -115,8 +130,9 @@ def _patterns(sites: Sequence[Site]) -> dict[str, str]:
 
 def changes(state: Mapping[str, Any], method: Method) -> list[tuple[str, Any, Any]]:
     """Name, saved and attached value of each option that is not what it was."""
-    was = {name: _as_tuples(value) for name, value in state.get("options", {}).items()}
-    return [(name, was[name], value) for name, value in _options(method).items() if name in was and was[name] != value]
+    was, now = {name: _plain(value) for name, value in state.get("options", {}).items()}, _options(method)
+    meant = [(name, *(method.meant(name, each[name]) for each in (was, now))) for name in now if name in was]
+    return [(name, was[name], now[name]) for name, before, after in meant if not _are_same(before, after)]
 
 
 def told(changed: Sequence[tuple[str, Any, Any]]) -> tuple[str, str]:

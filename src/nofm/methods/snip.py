@@ -56,8 +56,8 @@ class SNIP(Method):
     def phase(self, number: int) -> str | None:
         return None if number <= self.batches else "frozen"
 
-    def unfinished(self, number: int) -> str:
-        return f"it prunes at step {self.batches} (batches)" if number < self.batches else ""
+    def unfinished(self, sites: Sequence[Site], memory: Memory, number: int) -> str:
+        return f"it prunes at step {self.batches} (batches)" if any(site.stored_mask is None for site in sites) else ""
 
     def before_step(self, step: Step) -> None:
         for owned in self._measured(step):
@@ -72,7 +72,7 @@ class SNIP(Method):
             name = f"{owned.site.key}:grad"
             grad = shards.whole_of(step.carried[owned.site.key], owned.param)
             step.memory.tensors[name] = step.memory.tensors[name] + grad if name in step.memory.tensors else grad
-        if self._measured(step) and step.number == self.batches:
+        if step.number == self.batches and any(owned.site.stored_mask is None for owned in owned_of(step)):
             _prune(step)
         keep_zero_(step)
 

@@ -35,6 +35,7 @@ from .budget import check_whole
 __all__ = ["SRSTE"]
 
 Placement = Literal["gradient", "decoupled", "backward"]
+_OF_SEARCHES = ("begin_at", "probe", "target")  # options that a search for lambda goes by
 _STAGES = 4  # of a gradual start, the last being the pattern
 
 
@@ -98,6 +99,19 @@ class SRSTE(Method):
             self._look(site, self._stage(number))
 
     def takes_back(self, options: Mapping[str, Any], sites: Sequence[Site], number: int) -> str:
+        return self._gives_back(options, sites, number) or self._searches_otherwise(options, number)
+
+    def _searches_otherwise(self, options: Mapping[str, Any], number: int) -> str:
+        """What a search for lambda that the state was made by would come to; "" where it is as it was, or over."""
+        mine = {name: getattr(self, name) for name in _OF_SEARCHES}
+        was, now = ([self.meant(name, of.get(name, mine[name])) for name in _OF_SEARCHES] for of in (options, mine))
+        ended, ends = was[0] + was[1], now[0] + now[1]
+        if self.decay != "auto" or was == now or number >= max(ended, ends):
+            return ""
+        return f"its search for lambda would {'be cut off' if number >= ends else 'go on otherwise' if number < ended else 'begin again'}"
+
+    def _gives_back(self, options: Mapping[str, Any], sites: Sequence[Site], number: int) -> str:
+        """Which layers would have more weights again."""
         was = _stage(number, options.get("begin_at", self.begin_at), options.get("ramp_at", self.ramp_at))
         seen = [(site, _seen(site, was), _seen(site, self._stage(number))) for site in sites]
         wider = [each for each in seen if each[2].n > each[1].n]
@@ -133,7 +147,10 @@ class SRSTE(Method):
         return ("decay",) if self.decay == "auto" else ()
 
     def begun_with(self) -> tuple[str, ...]:
-        return ("decay", "probe", "target", "begin_at") if self.decay == "auto" else ()
+        return ("decay",) if self.decay == "auto" else ()
+
+    def meant(self, option: str, value: Any) -> Any:
+        return flips.PROBE if option == "probe" and value is None else value
 
     def phase(self, number: int) -> str | None:
         stage = self._stage(number - 1)
@@ -145,7 +162,7 @@ class SRSTE(Method):
         is_over = self.decay == "auto" and number >= self.begin_at + self._probe_steps
         return {"decay": flips.decay_of(memory)} if is_over else {}
 
-    def unfinished(self, number: int) -> str:
+    def unfinished(self, sites: Sequence[Site], memory: Memory, number: int) -> str:
         if number < self.begin_at:
             start = "dense start lasts until" if self.ramp_at is None else f"gradual start (ramp_at={self.ramp_at}) comes to the pattern at"
             return f"its {start} step {self.begin_at} (begin_at)"
