@@ -26,7 +26,7 @@ from nofm.report.measures import MEASURES
 from nofm.report.study import Measured, method_of, read_rows, runs_csv, watched_alone, write_study
 from nofm.report.study_tables import claims_markdown, conditions, table_markdown, texts
 
-BASES = ("cifar10/resnet20", "cifar10/resnet18", "imagenet/resnet50", "digits")
+BASES = ("cifar10/resnet20", "cifar10/resnet18", "imagenet/resnet18", "imagenet/resnet50", "digits")
 
 
 @pytest.fixture
@@ -69,6 +69,54 @@ def test_every_row_of_every_study_can_be_run(study, name, images):
             allowed = ("sparsity.", "optim.weight_decay", "schedule.warmup")
         for key, _, _ in differences(to_dict(config), to_dict(row.config)):
             assert key.startswith(allowed), (row.label, key)
+
+
+PATTERNS_OF_50 = {
+    "dense": "77.3", "SR-STE 2:4": "77.0", "STE 2:4": "76.4", "SR-STE 4:8": "77.4", "SR-STE 1:4": "75.3", "SR-STE 2:8": "76.2",
+    "SR-STE 1:16": "71.5",
+}  # fmt: skip
+METHODS_OF_50 = {"dense": "77.3", "ASP, 1.67x epochs": "76.8", "STE 2:4": "76.4", "SR-STE 2:4": "77.0"}
+LAMBDAS_OF_18 = {"lambda 0": "69.9", "lambda 0.0002": "71.2", "lambda -2e-05": "68.5"}
+FORMS_OF_18 = {"STE": "69.9", "Eq. 4: weight": "71.2", "Eq. 5: sign": "70.8", "Eq. 6: gradient": "69.4"}
+IN_PAPER = [  # its Tables 1 to 3, section 3.3, the last sentences of its appendix, and its tables of detection and segmentation
+    ("table1", "imagenet/resnet50", "ResNet-50, ImageNet", {**PATTERNS_OF_50, "SR-STE 2:8, x1.25 as wide": "77.5"}),
+    ("table1", "imagenet/resnet50x1.25", "ResNet-50 x1.25, ImageNet", {"SR-STE 2:8": "77.5"}),
+    ("table1", "imagenet/resnet18", "ResNet-18, ImageNet", {"SR-STE 2:4": "71.2", "STE 2:4": "69.9"}),
+    ("table1", "cifar10/resnet18", "ResNet-50, ImageNet", PATTERNS_OF_50),
+    ("table2", "imagenet/resnet50", "ResNet-50, ImageNet", METHODS_OF_50),
+    ("table2", "imagenet/resnet18", "ResNet-18, ImageNet", {"ASP, 1.67x epochs": "70.7", "STE 2:4": "69.9", "SR-STE 2:4": "71.2"}),
+    ("table2", "cifar10/resnet20", "ResNet-50, ImageNet", METHODS_OF_50),
+    ("fig4", "imagenet/resnet50", "ResNet-50, ImageNet, 2:4", {"dense": "77.3", "lambda 0": "76.4", "lambda 0.0002": "77.0"}),
+    ("fig4", "imagenet/resnet18", "ResNet-18, ImageNet, 2:4", LAMBDAS_OF_18),
+    ("fig4", "digits", "ResNet-18, ImageNet, 2:4", LAMBDAS_OF_18),
+    ("appendix", "imagenet/resnet50", "ResNet-50, ImageNet, 2:4", {"STE": "76.4", "Eq. 4: weight": "77.0"}),
+    ("appendix", "imagenet/resnet18", "ResNet-18, ImageNet, 2:4", FORMS_OF_18),
+    ("appendix", "cifar10/resnet20", "ResNet-18, ImageNet, 2:4", FORMS_OF_18),
+    ("detection", "coco/fasterrcnn", "Faster R-CNN R50-FPN, COCO, 1x", {"dense": "37.4", "SR-STE 2:4": "38.2", "SR-STE 2:8": "37.2"}),
+    ("detection", "coco/fasterrcnn_2x", "Faster R-CNN R50-FPN, COCO, 2x", {"dense": "38.4", "SR-STE 2:4": "39.2", "SR-STE 2:8": "38.9"}),
+    ("segmentation", "coco/maskrcnn", "Mask R-CNN R50-FPN, COCO, 1x", {"dense": "34.7", "SR-STE 2:4": "35.3", "SR-STE 2:8": "33.9"}),
+    ("segmentation", "coco/maskrcnn_2x", "Mask R-CNN R50-FPN, COCO, 2x", {"dense": "35.4", "SR-STE 2:4": "35.9", "SR-STE 2:8": "35.4"}),
+    ("segmentation", "nuclei/maskrcnn", "Mask R-CNN R50-FPN, COCO, 1x", {"dense": "34.7", "SR-STE 2:4": "35.3", "SR-STE 2:8": "33.9"}),
+    ("flow", "flow/stamps", "RAFT, FlyingChairs", {"dense": "0.86", "SR-STE 2:4": "0.88"}),
+    ("translation", "multi30k/small", "Transformer base, WMT14", {"dense": "27.31", "SR-STE 2:4": "27.23"}),
+]
+
+
+@pytest.mark.parametrize(("study", "name", "network", "numbers"), IN_PAPER, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_papers_numbers_are_of_the_network_that_is_trained_or_of_the_one_that_is_named(study, name, network, numbers, tmp_path):
+    config = find(name)
+    made = STUDIES[study](config)
+    assert {row.label: row.paper for row in made.rows if row.paper} == numbers
+    note(tmp_path, study, made, config, name)
+    facts = json.loads((tmp_path / "study.json").read_text())
+    runs = {row["label"]: [line(row["label"], row["config"], 0, 0.5)] for row in facts["rows"]}
+    assert table_markdown(facts, runs).splitlines()[0].endswith(f"| in the paper ({network}) |")
+
+
+@pytest.mark.parametrize("study", ["table3", "regnet"])
+def test_the_papers_rivals_and_regnets_are_of_imagenet(study):
+    networks = {"table3": "ResNet-50, ImageNet", "regnet": "each row's network, ImageNet"}
+    assert {STUDIES[study](find(f"imagenet/{name}")).paper_of for name in ("resnet18", "resnet50")} == {networks[study]}
 
 
 def table3(images: str, name: str = "cifar10/resnet20") -> dict[str, RunConfig]:

@@ -15,7 +15,7 @@ from .units import big
 __all__ = ["claims_markdown", "conditions", "table_markdown", "texts"]
 
 _PARAMETERS, _MACS, _SAD = "parameters kept", "multiply-adds kept", "mask changes per weight (SAD)"
-_PAPER, _LOSS = "in the paper, on its own network and data", "training loss at the end"
+_LOSS = "training loss at the end"
 
 
 def texts(facts: Facts, rows: Rows) -> dict[str, str]:
@@ -128,12 +128,12 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         **{f"{name} found": [_found_text(found, name) for _, found in there] for name in ([] if brief else _settled(rows))},
         "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
         "seeds": [str(len(found)) for _, found in there],
-        _PAPER: [row["paper"] for row, _ in there],
+        _paper_head(facts): [row["paper"] for row, _ in there],
     }
     if len(set(columns["epochs"])) < 2:
         del columns["epochs"]
     if brief:
-        columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _LOSS, _PAPER)}
+        columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _LOSS, _paper_head(facts))}
         watched = [f" (of {row['watched']} masks)" if row.get("watched") and row["label"] not in alone else "" for row, _ in there]
         columns[_SAD] = [cell + note for cell, note in zip(columns[_SAD], watched, strict=True)]
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
@@ -141,6 +141,11 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
     below = [] if brief else ["", _about_sad(facts, [row for row, _ in there])]
     below += ["", same] if not brief and (same := _about_same(there)) else []
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), *below])
+
+
+def _paper_head(facts: Facts) -> str:
+    """With the network and data that the paper's numbers are of; study.json of earlier versions does not tell."""
+    return f"in the paper ({facts['paper_of']})" if facts.get("paper_of") else "in the paper, on its own network and data"
 
 
 def _about_sad(facts: Facts, rows: Sequence[Facts]) -> str:
