@@ -397,8 +397,8 @@ def test_what_a_search_has_found_is_in_the_lines_and_the_table(tmp_path):
     column = cells[0].index("decay found")
     assert [row[column] for row in cells[2:]] == ["", "0.0013 ± 0.0001"]
     table = list(csv.DictReader(texts(FACTS, rows)["table.csv"].splitlines()))
-    assert [row["decay_found"] for row in table] == ["", "0.0013"]
-    assert float(table[1]["decay_found_sd"]) == pytest.approx(0.0002 / 2**0.5)
+    assert [row["found:decay"] for row in table] == ["", "0.0013"]
+    assert float(table[1]["found:decay_sd"]) == pytest.approx(0.0002 / 2**0.5)
     for nothing in (table_markdown(FACTS, ROWS), table_markdown(FACTS, rows, brief=True), runs_csv(ROWS), texts(FACTS, ROWS)["table.csv"]):
         assert "found" not in nothing
 

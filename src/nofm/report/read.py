@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 from .errors import ReportError
 from .evaluations import Evaluated, named, read_evaluations
 
-__all__ = ["Event", "Layer", "Run", "load"]
+__all__ = ["FOUND", "Event", "Layer", "Run", "load", "settled"]
 
 FORMAT = 1
+FOUND = "found:"  # what the name of an option begins with in files, where a method has settled it by itself
 
 _RUN_KEYS: dict[str, tuple[type, ...]] = {
     "recipe": (str,),
@@ -171,6 +172,11 @@ class Run:
     def seconds(self) -> float | None:
         """How long it took, as its end says."""
         return next((event.data["seconds"] for event in reversed(self.of("end"))), None)
+
+
+def settled(found: Iterable[Mapping[str, float]]) -> dict[str, str]:
+    """The options that the methods of some runs have settled by themselves, each run's as its `found`, and what files call each of them."""
+    return {name: f"{FOUND}{name}" for values in found for name in values}
 
 
 def load(folder: Path) -> Run:

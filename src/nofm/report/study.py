@@ -14,7 +14,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +22,7 @@ from .errors import ReportError
 from .files import write_whole
 from .measures import MEASURES, Measure
 from .numbers import cost_of, macs_kept, total_sad
-from .read import Run, load
+from .read import FOUND, Run, load, settled
 from .study_curves import KnownCurves, curves_csv, curves_of, known_curves
 
 __all__ = [
@@ -151,12 +150,12 @@ def runs_csv(rows: Rows) -> str:
     """One line a run: its numbers, then what its method has found and all its metrics by name, then those of its evaluations on other
     data, as NAME.metric."""
     found = [run for runs in rows.values() for run in runs]
-    settled, names = (list(dict.fromkeys(name for run in found for name in of(run))) for of in (attrgetter("found"), attrgetter("metrics")))
+    names = dict.fromkeys(name for run in found for name in run.metrics)
     others = sorted({name for run in found for name in run.evaluations})
     return as_csv(
         [
             {name: getattr(run, name) for name in _FIELDS}
-            | {f"found:{name}": run.found.get(name) for name in settled}
+            | {key: run.found.get(name) for name, key in settled(run.found for run in found).items()}
             | {f"metric:{name}": run.metrics.get(name) for name in names}
             | {name: run.evaluations.get(name) for name in others}
             for run in found
@@ -219,7 +218,7 @@ def _measured_of(line: Mapping[str, str]) -> Measured:
     values |= {name: line.get(name) or None for name in ("commit", "workdir_commit")}
     metrics, found = (
         {name.removeprefix(kind): float(text) for name, text in line.items() if name.startswith(kind) and text}
-        for kind in ("metric:", "found:")
+        for kind in ("metric:", FOUND)
     )
     others = {name: float(text) for name, text in line.items() if "." in name and not name.startswith("metric:") and text}
     return Measured(**values, metrics=metrics, evaluations=others, found=found)

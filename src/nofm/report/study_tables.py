@@ -9,6 +9,7 @@ from typing import Any
 from .claims import Interval, difference, verdict
 from .compare import Stat, stat
 from .measures import MEASURES, Measure
+from .read import settled
 from .study import Facts, Measured, Rows, as_csv, watched_alone
 from .units import big
 
@@ -59,17 +60,16 @@ def _numbers(facts: Facts, row: Facts, rows: Rows) -> dict[str, Any]:
         "train_loss_sd": loss and loss.spread,
         "paper": row["paper"],
     }
-    for name in _settled(rows):
+    for name, key in _settled(rows).items():
         value = _found(found, name)
-        numbers |= {f"{name}_found": value and value.mean, f"{name}_found_sd": value and value.spread}
+        numbers |= {key: value and value.mean, f"{key}_sd": value and value.spread}
     for name in _evaluations(rows):
         numbers |= _evaluation_numbers(found, name, MEASURES[facts["task"]])
     return numbers
 
 
-def _settled(rows: Rows) -> list[str]:
-    """The options that the methods of some runs have settled by themselves."""
-    return list(dict.fromkeys(name for runs in rows.values() for run in runs for name in run.found))
+def _settled(rows: Rows) -> dict[str, str]:
+    return settled(run.found for runs in rows.values() for run in runs)
 
 
 def _found(found: Sequence[Measured], name: str) -> Stat | None:
