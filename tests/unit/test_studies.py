@@ -13,11 +13,12 @@ from scipy import stats
 
 import nofm
 from nofm.cli.campaign import note, planned
-from nofm.engine.config import ConfigError, MethodConfig, RunConfig
+from nofm.engine.config import ConfigError, EngineConfig, MethodConfig, RunConfig
 from nofm.engine.resolve import differences, digest, to_dict
 from nofm.engine.validate import check
 from nofm.recipes import find
 from nofm.recipes.studies import STUDIES, find_studies
+from nofm.recipes.studies import table3 as table3_module
 from nofm.recipes.study import run_name
 from nofm.report import study_tables
 from nofm.report.claims import Interval, difference, quantile, verdict
@@ -148,6 +149,25 @@ def test_rivals_prune_the_layers_that_are_n_of_m(name, images):
     assert len(layers) == 1
     assert equal == 3
     assert "dnw" not in {config.sparsity.method.kind for config in configs.values()}, "which is ste_unstructured, number for number"
+
+
+@pytest.mark.parametrize("count", [512, 1024])
+def test_an_epoch_of_a_folder_is_as_long_as_its_images(count, images):
+    """STR's decay is for the steps that a run has; where nobody can count them, it is ImageNet's, and the table says so."""
+    config = dataclasses.replace(base("imagenet/resnet18", images), engine=EngineConfig(epochs=2, batch_size=256))
+    study = STUDIES["table3"](config)
+    assert any("taken for ImageNet's 1,281,167" in text for text in study.notes), "a folder without images"
+    elsewhere = {row.label: row.config for row in study.rows}
+    for i in range(count):
+        (Path(images) / "train" / "cat" / f"{i}.JPEG").touch()
+    table3_module._counted.cache_clear()
+    study = STUDIES["table3"](config)
+    assert not any("1,281,167" in text for text in study.notes)
+    own, label = {row.label: row.config for row in study.rows}, "STR, exponent 9"
+    assert own[label].sparsity.method.decay + 5e-5 == pytest.approx(9 / (count // 256 * 2 * 0.1 / 2 / 0.1), rel=1e-2)
+    assert elsewhere[label].sparsity.method.decay + 5e-5 == pytest.approx(9 / (5004 * 2 * 0.1 / 2 / 0.1), rel=1e-2)
+    by_steps = STUDIES["table3"](dataclasses.replace(config, engine=EngineConfig(steps=100, batch_size=64)))
+    assert {row.label: row.config for row in by_steps.rows}["SET 80 %"].sparsity.method.every == count // 64
 
 
 def rates_and_method(config, steps_per_epoch):
