@@ -48,8 +48,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something said of two rows: `first` is better than `second` in `metric`: "score", the headline metric of the task, or
-    "sad" or "train_loss", where less is better."""
+    """Something said of two rows: `first` is better than `second` in `metric`: "score", the headline metric of the task, or one where
+    less is better: "sad" and "train_loss"; "sad_0:1" and "sad_0:10", how far masks are from their start after so many steps, and
+    "sad_growth", how much farther after 10 than after 1."""
 
     text: str
     first: str

@@ -46,6 +46,7 @@ _EVENT_KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "eval": {"metrics": (dict,)},
     "found": {"values": (dict,)},
     "sad": {"since": (int,), "changed": (dict,), "weights": (int,)},
+    "sad_from_start": {"changed": (dict,), "weights": (int,)},
     "end": {"metrics": (dict,), "seconds": _NUMBER},
     "error": {"message": (str,)},
 }
@@ -277,10 +278,12 @@ def _events(path: Path) -> tuple[list[Event], list[str]]:
 
 def _check_sad(path: Path, events: Sequence[Event], layers: set[str]) -> None:
     for event in events:
-        if event.kind != "sad":
+        if event.kind not in ("sad", "sad_from_start"):
             continue
-        if event.data["since"] >= event.step or event.data["weights"] <= 0:
-            raise ReportError(path, f"sad from step {event.data['since']} to {event.step} of {event.data['weights']} weights", event.line)
+        if event.data.get("since", 0) >= event.step or event.data["weights"] <= 0:
+            raise ReportError(
+                path, f"sad from step {event.data.get('since', 0)} to {event.step} of {event.data['weights']} weights", event.line
+            )
         if unknown := sorted(set(event.data["changed"]) - layers):
             raise ReportError(path, f"sad of layer {unknown[0]!r}, which run.json does not list", event.line)
         if odd := [item for item in event.data["changed"].items() if type(item[1]) is not int]:
