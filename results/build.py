@@ -32,11 +32,10 @@ from pathlib import Path
 from nofm.report.errors import ReportError
 from nofm.report.measures import MEASURES
 from nofm.report.study import Facts, Rows, read_facts, read_rows
-from nofm.report.study_tables import claims_markdown, conditions, judgements, score_text, table_markdown, texts
+from nofm.report.study_tables import NOT_YET, claims_markdown, conditions, judgements, score_text, table_markdown, texts
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "results/README.md")
-_NOT_YET = "not measured yet"
 _REGION = re.compile(r"(<!-- generated: (?P<what>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 
 
@@ -79,7 +78,7 @@ def _fates(root: Path, file: Path) -> dict[str, list[tuple[str, ...]]]:
         for on, study, text in claim["measured"]:
             if text not in {each["text"] for each in studies[study][0]["claims"]}:
                 raise ReportError(file, f"results/{study} has no claim {text!r}")
-            found.setdefault(claim["paper"], []).append((on, *judged[study].get(text, ("", "", _NOT_YET))))
+            found.setdefault(claim["paper"], []).append((on, *judged[study].get(text, ("", "", NOT_YET))))
     return found
 
 

@@ -1,7 +1,6 @@
 """How a number moves over the steps of a run: shares pruned, shares rewired. Pure functions of the step's number, which counts from 1.
 
 constant   value
-one_shot   0 before step `at`, then `final`
 cubic      final + (start - final) * (1 - (t - begin_at) / (end_at - begin_at))^3      Zhu & Gupta 2017, Eq. 1
 cosine     start / 2 * (1 + cos(pi * t / end_at)), 0 from `end_at` on                  Evci et al. 2020, section 3
 """
@@ -10,17 +9,12 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["constant", "cosine", "cubic", "one_shot"]
+__all__ = ["constant", "cosine", "cubic"]
 
 
 def constant(number: int, value: float) -> float:
     """`value` at every step."""
     return value
-
-
-def one_shot(number: int, at: int, final: float) -> float:
-    """All at once: 0 before step `at`, `final` from it on."""
-    return final if number >= at else 0.0
 
 
 def cubic(number: int, begin_at: int, end_at: int, final: float, start: float = 0.0) -> float:

@@ -241,6 +241,28 @@ def test_every_part_of_a_checkpoint_is_needed(noisy, tmp_path):
     assert parts | {"clock"} == set(Store(tmp_path / "whole" / "checkpoints").load())  # the clock: see test_told.py
 
 
+def from_start(out: Path) -> dict[int, dict[str, int]]:
+    return {event["step"]: event["changed"] for event in events(out) if event["event"] == "sad_from_start"}
+
+
+def test_a_run_that_goes_on_remembers_its_first_masks_until_it_has_compared_them(noisy, tmp_path):
+    train(noisy, tmp_path / "whole")
+    train_until(noisy, tmp_path / "run", "checkpoint")
+    assert list(from_start(tmp_path / "run")) == [1]
+    shutil.copytree(tmp_path / "run", tmp_path / "old")
+    store = Store(tmp_path / "old" / "checkpoints")
+    state = store.load()
+    assert state["sad"].pop("start") is not None
+    store.save(6, state)
+    store.close()
+    train(noisy, tmp_path / "run", resume=True)
+    assert from_start(tmp_path / "run") == from_start(tmp_path / "whole")
+    assert list(from_start(tmp_path / "whole")) == [1, 10]
+    assert Store(tmp_path / "run" / "checkpoints").load()["sad"]["start"] is None, "nobody asks for them any more"
+    train(noisy, tmp_path / "old", resume=True)
+    assert list(from_start(tmp_path / "old")) == [1], "a checkpoint of an earlier version goes on without"
+
+
 def test_a_part_that_is_missing_is_an_error(noisy, tmp_path):
     train_until(noisy, tmp_path / "run", "checkpoint")
     store = Store(tmp_path / "run" / "checkpoints")

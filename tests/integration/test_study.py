@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import nofm
 from nofm.cli.main import main
 from nofm.engine import machine
 from nofm.engine import train as engine_train
@@ -151,7 +152,9 @@ def test_bad_commands_say_what_is_wrong(args, message, tmp_path, monkeypatch, ca
     assert not any(tmp_path.iterdir())
 
 
-def test_a_regnet_on_images_as_imagenet_lays_them_out(tmp_path):
+@pytest.fixture
+def imagenet(tmp_path) -> list[str]:
+    """Options for a few noisy images, laid out as ImageNet is, and a few steps of them."""
     noise = np.random.default_rng(0)
     for part, count in (("train", 4), ("val", 2)):
         for name in ("n01440764", "n01443537"):
@@ -159,23 +162,28 @@ def test_a_regnet_on_images_as_imagenet_lays_them_out(tmp_path):
             folder.mkdir(parents=True)
             for i in range(count):
                 Image.fromarray(noise.integers(0, 255, (40, 48, 3), dtype=np.uint8)).save(folder / f"{i}.JPEG")
-    options = ["--data.root", str(tmp_path / "images"), "--data.size", "32", "--engine.epochs", "2", "--engine.batch_size", "4"]
-    options += [
-        "--engine.workers",
-        "0",
-        "--schedule.warmup",
-        "1",
-        "--engine.log_every",
-        "1",
-        "--device",
-        "cpu",
-        "--engine.precision",
-        "fp32",
-    ]
-    options += ["--engine.threads", "1", "--engine.checkpoint_every", "2"]
-    command = ["study", "regnet", "--on", "imagenet/regnetx_002", "--out", str(tmp_path / "s"), "--rows", "RegNetX002*", *options]
+    options = f"--data.root {tmp_path}/images --data.size 32 --engine.epochs 2 --engine.batch_size 4 --engine.workers 0 --schedule.warmup 1"
+    options += " --engine.log_every 1 --device cpu --engine.precision fp32 --engine.threads 1 --engine.checkpoint_every 2"
+    return options.split()
+
+
+def test_a_regnet_on_images_as_imagenet_lays_them_out(tmp_path, imagenet):
+    command = ["study", "regnet", "--on", "imagenet/regnetx_002", "--out", str(tmp_path / "s"), "--rows", "RegNetX002*", *imagenet]
     assert main(command) == 0
     assert list(table(tmp_path / "s" / "regnet")) == ["RegNetX002 dense", "RegNetX002 SR-STE 2:4", "RegNetX002 STE 2:4"]
+
+
+def test_a_row_of_table_1_on_images_as_imagenet_lays_them_out(tmp_path, imagenet, capsys):
+    command = ["study", "table1", "--on", "imagenet/resnet18", "--out", str(tmp_path / "s"), "--rows", "SR-STE 2:4", *imagenet]
+    assert main(command) == 0
+    assert list(rows := table(tmp_path / "s" / "table1")) == ["SR-STE 2:4"]
+    # All convolutions but the first are sparse, and there are two classes instead of a thousand.
+    convolutions, plain = 11_157_504, 11_689_512 - 998 * 513
+    assert float(rows["SR-STE 2:4"]["params"]) == plain - convolutions / 2
+    assert (float(rows["SR-STE 2:4"]["kept"]), rows["SR-STE 2:4"]["paper"]) == (0.5, "71.2")
+    assert "in the paper (ResNet-18, ImageNet)" in capsys.readouterr().out
+    report = nofm.verify(tmp_path / "s" / "runs" / "srste-2of4-decay0.0002" / "seed-0" / "model.safetensors")
+    assert sum(str(weight.pattern) == "2:4" for weight in report.weights) == 19, "as many convolutions are N:M in its file"
 
 
 def test_finished_runs_of_other_options_are_not_mixed_in(tmp_path, capsys):

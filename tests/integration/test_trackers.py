@@ -174,6 +174,6 @@ def test_a_tracker_that_breaks_does_not_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setitem(SINKS, "tensorboard", Breaking)
     with pytest.warns(UserWarning, match="engine.track = tensorboard: the server is gone; it is told no more"):
         train(changed(SMALL, engine={"track": ("tensorboard",)}), tmp_path / "run")
-    assert Breaking.calls == 3  # start, train, sad
+    assert Breaking.calls == 4  # start, sad_from_start, train, sad
     assert events(tmp_path / "run")[-1]["event"] == "end"
     assert isinstance(make_sink("tensorboard", tmp_path, {}), Guarded)

@@ -181,9 +181,11 @@ def test_the_run_folder_holds_what_reports_read(tmp_path):
     told = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [(e["event"], e["step"]) for e in told] == [
         ("start", 0),
+        ("sad_from_start", 1),
         ("train", 4), ("sad", 4),
         ("eval", 6), ("checkpoint", 6),
         ("train", 8), ("sad", 8),
+        ("sad_from_start", 10),
         ("train", 12), ("sad", 12), ("eval", 12), ("checkpoint", 12),
         ("end", 12),
     ]  # fmt: skip
@@ -211,6 +213,21 @@ def test_masks_and_sad_are_those_of_the_weights(tmp_path):
         assert sad[after]["changed"] == expected
         assert sad[after]["weights"] == 16 * 16 * 9 + 32 * 16 * 9
     assert sum(sad[6]["changed"].values()) > 0
+
+
+def test_masks_of_the_first_steps_are_compared_with_those_of_the_start(tmp_path):
+    """The paper's SAD_{0:1} and SAD_{0:10} of each layer, in dense training too, whatever the log's interval is."""
+    for method in ("ste", "dense"):
+        out = tmp_path / method
+        config = changed(SMALL, sparsity={"method": MethodConfig(kind=method)}, engine={"log_every": 3, "checkpoint_every": 1, "keep": 2})
+        train(config, out)
+        told = {e["step"]: e for e in events(out) if e["event"] == "sad_from_start"}
+        assert list(told) == [1, 10]
+        for step, event in told.items():
+            start, then = (load_file(out / "masks" / f"step-{at:08d}.safetensors") for at in (0, step))
+            assert event["changed"] == {name: int(nofm.masks.differing(start[name], then[name])) for name in ("conv2", "conv3")}
+            assert event["weights"] == 16 * 16 * 9 + 32 * 16 * 9
+        assert sum(told[10]["changed"].values()) > sum(told[1]["changed"].values())
 
 
 def test_the_log_tells_the_mean_loss_and_the_last_rate(tmp_path):

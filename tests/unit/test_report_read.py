@@ -142,6 +142,14 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "sad-backwards": (line(3, json.dumps(EVENTS[2] | {"since": 10})), r"line 3: sad from step 10 to 10 of 32 weights"),
     "sad-of-nothing": (line(3, json.dumps(EVENTS[2] | {"weights": 0})), r"line 3: sad from step 0 to 10 of 0 weights"),
     "sad-of-unknown-layer": (line(3, json.dumps(EVENTS[2] | {"changed": {"z": 1}})), r"line 3: sad of layer 'z', which run\.json does not"),
+    "sad-from-start-of-unknown-layer": (
+        line(3, '{"event": "sad_from_start", "step": 1, "changed": {"z": 1}, "weights": 32}'),
+        r"line 3: sad of layer 'z', which run\.json does not",
+    ),
+    "sad-from-start-of-nothing": (
+        line(3, '{"event": "sad_from_start", "step": 1, "changed": {}, "weights": 0}'),
+        r"line 3: sad from step 0 to 1 of 0 weights",
+    ),
     "found-a-word": (line(3, '{"event": "found", "step": 9, "values": {"decay": "x"}}'), r"line 3: \"values\.decay\" is 'x', int or float"),
     "sad-of-words": (line(3, json.dumps(EVENTS[2] | {"changed": {"a": "x"}})), r"line 3: sad of layer 'a' is 'x', a count is expected"),
 }

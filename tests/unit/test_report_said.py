@@ -111,10 +111,10 @@ def test_what_a_search_has_found_is_in_the_table_and_the_files(tmp_path):
     assert (header[-1], auto[-1], plain[-1]) == ("decay found", "0.002 ± 0.0014", "\N{EM DASH}")
     page = write_report(runs, tmp_path / "out" / "report.html")
     lines = list(csv.DictReader(page.with_suffix(".csv").open()))
-    assert [line["found/decay"] for line in lines] == ["0.001", "0.003", ""]
+    assert [line["found:decay"] for line in lines] == ["0.001", "0.003", ""]
     numbers = [group["numbers"] for group in json.loads(page.with_suffix(".json").read_text())["groups"]]
-    assert numbers[0]["found/decay"]["mean"] == pytest.approx(0.002)
-    assert "found/decay" not in numbers[1]
+    assert numbers[0]["found:decay"]["mean"] == pytest.approx(0.002)
+    assert "found:decay" not in numbers[1]
     told = [measured("auto", "1", load(run), MEASURES["classification"]).found for run in runs]
     assert told == [{"decay": 0.001}, {"decay": 0.003}, {}], "and of a study's runs"
     assert "found" not in table([fixed]), "a column for nobody"

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nofm.schedules import constant, cosine, cubic, one_shot
+from nofm.schedules import constant, cosine, cubic
 
 BY_HAND = {
     "constant": (constant(7, 0.25), 0.25),
-    "one shot, the step before": (one_shot(9, 10, 0.5), 0.0),
-    "one shot, its step": (one_shot(10, 10, 0.5), 0.5),
-    "one shot, at once": (one_shot(1, 0, 0.5), 0.5),
     "cubic, before": (cubic(3, 10, 20, 0.5), 0.0),
     "cubic, half way": (cubic(15, 10, 20, 0.5), 0.5 - 0.5 / 8),  # half of the way is left: its cube is missing
     "cubic, half way from a start": (cubic(15, 10, 20, 0.75, start=0.25), 0.75 - 0.5 / 8),

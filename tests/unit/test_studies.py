@@ -13,11 +13,12 @@ from scipy import stats
 
 import nofm
 from nofm.cli.campaign import note, planned
-from nofm.engine.config import ConfigError, MethodConfig, RunConfig
+from nofm.engine.config import ConfigError, EngineConfig, MethodConfig, RunConfig
 from nofm.engine.resolve import differences, digest, to_dict
 from nofm.engine.validate import check
 from nofm.recipes import find
 from nofm.recipes.studies import STUDIES, find_studies
+from nofm.recipes.studies import table3 as table3_module
 from nofm.recipes.study import run_name
 from nofm.report import study_tables
 from nofm.report.claims import Interval, difference, quantile, verdict
@@ -26,7 +27,7 @@ from nofm.report.measures import MEASURES
 from nofm.report.study import Measured, method_of, read_rows, runs_csv, watched_alone, write_study
 from nofm.report.study_tables import claims_markdown, conditions, table_markdown, texts
 
-BASES = ("cifar10/resnet20", "cifar10/resnet18", "imagenet/resnet50", "digits")
+BASES = ("cifar10/resnet20", "cifar10/resnet18", "imagenet/resnet18", "imagenet/resnet50", "digits")
 
 
 @pytest.fixture
@@ -71,6 +72,54 @@ def test_every_row_of_every_study_can_be_run(study, name, images):
             assert key.startswith(allowed), (row.label, key)
 
 
+PATTERNS_OF_50 = {
+    "dense": "77.3", "SR-STE 2:4": "77.0", "STE 2:4": "76.4", "SR-STE 4:8": "77.4", "SR-STE 1:4": "75.3", "SR-STE 2:8": "76.2",
+    "SR-STE 1:16": "71.5",
+}  # fmt: skip
+METHODS_OF_50 = {"dense": "77.3", "ASP, 1.67x epochs": "76.8", "STE 2:4": "76.4", "SR-STE 2:4": "77.0"}
+LAMBDAS_OF_18 = {"lambda 0": "69.9", "lambda 0.0002": "71.2", "lambda -2e-05": "68.5"}
+FORMS_OF_18 = {"STE": "69.9", "Eq. 4: weight": "71.2", "Eq. 5: sign": "70.8", "Eq. 6: gradient": "69.4"}
+IN_PAPER = [  # its Tables 1 to 3, section 3.3, the last sentences of its appendix, and its tables of detection and segmentation
+    ("table1", "imagenet/resnet50", "ResNet-50, ImageNet", {**PATTERNS_OF_50, "SR-STE 2:8, x1.25 as wide": "77.5"}),
+    ("table1", "imagenet/resnet50x1.25", "ResNet-50 x1.25, ImageNet", {"SR-STE 2:8": "77.5"}),
+    ("table1", "imagenet/resnet18", "ResNet-18, ImageNet", {"SR-STE 2:4": "71.2", "STE 2:4": "69.9"}),
+    ("table1", "cifar10/resnet18", "ResNet-50, ImageNet", PATTERNS_OF_50),
+    ("table2", "imagenet/resnet50", "ResNet-50, ImageNet", METHODS_OF_50),
+    ("table2", "imagenet/resnet18", "ResNet-18, ImageNet", {"ASP, 1.67x epochs": "70.7", "STE 2:4": "69.9", "SR-STE 2:4": "71.2"}),
+    ("table2", "cifar10/resnet20", "ResNet-50, ImageNet", METHODS_OF_50),
+    ("fig4", "imagenet/resnet50", "ResNet-50, ImageNet, 2:4", {"dense": "77.3", "lambda 0": "76.4", "lambda 0.0002": "77.0"}),
+    ("fig4", "imagenet/resnet18", "ResNet-18, ImageNet, 2:4", LAMBDAS_OF_18),
+    ("fig4", "digits", "ResNet-18, ImageNet, 2:4", LAMBDAS_OF_18),
+    ("appendix", "imagenet/resnet50", "ResNet-50, ImageNet, 2:4", {"STE": "76.4", "Eq. 4: weight": "77.0"}),
+    ("appendix", "imagenet/resnet18", "ResNet-18, ImageNet, 2:4", FORMS_OF_18),
+    ("appendix", "cifar10/resnet20", "ResNet-18, ImageNet, 2:4", FORMS_OF_18),
+    ("detection", "coco/fasterrcnn", "Faster R-CNN R50-FPN, COCO, 1x", {"dense": "37.4", "SR-STE 2:4": "38.2", "SR-STE 2:8": "37.2"}),
+    ("detection", "coco/fasterrcnn_2x", "Faster R-CNN R50-FPN, COCO, 2x", {"dense": "38.4", "SR-STE 2:4": "39.2", "SR-STE 2:8": "38.9"}),
+    ("segmentation", "coco/maskrcnn", "Mask R-CNN R50-FPN, COCO, 1x", {"dense": "34.7", "SR-STE 2:4": "35.3", "SR-STE 2:8": "33.9"}),
+    ("segmentation", "coco/maskrcnn_2x", "Mask R-CNN R50-FPN, COCO, 2x", {"dense": "35.4", "SR-STE 2:4": "35.9", "SR-STE 2:8": "35.4"}),
+    ("segmentation", "nuclei/maskrcnn", "Mask R-CNN R50-FPN, COCO, 1x", {"dense": "34.7", "SR-STE 2:4": "35.3", "SR-STE 2:8": "33.9"}),
+    ("flow", "flow/stamps", "RAFT, FlyingChairs", {"dense": "0.86", "SR-STE 2:4": "0.88"}),
+    ("translation", "multi30k/small", "Transformer base, WMT14", {"dense": "27.31", "SR-STE 2:4": "27.23"}),
+]
+
+
+@pytest.mark.parametrize(("study", "name", "network", "numbers"), IN_PAPER, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_papers_numbers_are_of_the_network_that_is_trained_or_of_the_one_that_is_named(study, name, network, numbers, tmp_path):
+    config = find(name)
+    made = STUDIES[study](config)
+    assert {row.label: row.paper for row in made.rows if row.paper} == numbers
+    note(tmp_path, study, made, config, name)
+    facts = json.loads((tmp_path / "study.json").read_text())
+    runs = {row["label"]: [line(row["label"], row["config"], 0, 0.5)] for row in facts["rows"]}
+    assert table_markdown(facts, runs).splitlines()[0].endswith(f"| in the paper ({network}) |")
+
+
+@pytest.mark.parametrize("study", ["table3", "regnet"])
+def test_the_papers_rivals_and_regnets_are_of_imagenet(study):
+    networks = {"table3": "ResNet-50, ImageNet", "regnet": "each row's network, ImageNet"}
+    assert {STUDIES[study](find(f"imagenet/{name}")).paper_of for name in ("resnet18", "resnet50")} == {networks[study]}
+
+
 def table3(images: str, name: str = "cifar10/resnet20") -> dict[str, RunConfig]:
     config = base(name, images)
     return {row.label: row.config for row in STUDIES["table3"](config).rows}
@@ -100,6 +149,25 @@ def test_rivals_prune_the_layers_that_are_n_of_m(name, images):
     assert len(layers) == 1
     assert equal == 3
     assert "dnw" not in {config.sparsity.method.kind for config in configs.values()}, "which is ste_unstructured, number for number"
+
+
+@pytest.mark.parametrize("count", [512, 1024])
+def test_an_epoch_of_a_folder_is_as_long_as_its_images(count, images):
+    """STR's decay is for the steps that a run has; where nobody can count them, it is ImageNet's, and the table says so."""
+    config = dataclasses.replace(base("imagenet/resnet18", images), engine=EngineConfig(epochs=2, batch_size=256))
+    study = STUDIES["table3"](config)
+    assert any("taken for ImageNet's 1,281,167" in text for text in study.notes), "a folder without images"
+    elsewhere = {row.label: row.config for row in study.rows}
+    for i in range(count):
+        (Path(images) / "train" / "cat" / f"{i}.JPEG").touch()
+    table3_module._counted.cache_clear()
+    study = STUDIES["table3"](config)
+    assert not any("1,281,167" in text for text in study.notes)
+    own, label = {row.label: row.config for row in study.rows}, "STR, exponent 9"
+    assert own[label].sparsity.method.decay + 5e-5 == pytest.approx(9 / (count // 256 * 2 * 0.1 / 2 / 0.1), rel=1e-2)
+    assert elsewhere[label].sparsity.method.decay + 5e-5 == pytest.approx(9 / (5004 * 2 * 0.1 / 2 / 0.1), rel=1e-2)
+    by_steps = STUDIES["table3"](dataclasses.replace(config, engine=EngineConfig(steps=100, batch_size=64)))
+    assert {row.label: row.config for row in by_steps.rows}["SET 80 %"].sparsity.method.every == count // 64
 
 
 def rates_and_method(config, steps_per_epoch):
@@ -349,8 +417,8 @@ def test_what_a_search_has_found_is_in_the_lines_and_the_table(tmp_path):
     column = cells[0].index("decay found")
     assert [row[column] for row in cells[2:]] == ["", "0.0013 ± 0.0001"]
     table = list(csv.DictReader(texts(FACTS, rows)["table.csv"].splitlines()))
-    assert [row["decay_found"] for row in table] == ["", "0.0013"]
-    assert float(table[1]["decay_found_sd"]) == pytest.approx(0.0002 / 2**0.5)
+    assert [row["found:decay"] for row in table] == ["", "0.0013"]
+    assert float(table[1]["found:decay_sd"]) == pytest.approx(0.0002 / 2**0.5)
     for nothing in (table_markdown(FACTS, ROWS), table_markdown(FACTS, rows, brief=True), runs_csv(ROWS), texts(FACTS, ROWS)["table.csv"]):
         assert "found" not in nothing
 
@@ -397,7 +465,7 @@ def test_the_training_loss_is_that_of_the_runs_that_tell_it():
     assert "| 0.500 ± 0.354 |" in table_markdown(FACTS, told)
     assert "training loss" not in table_markdown(FACTS, ROWS), "a column that says nothing"
     fits = {**FACTS, "claims": [{**FACTS["claims"][0], "text": "a fits better", "metric": "train_loss"}]}
-    assert "No claim can be judged" in claims_markdown(fits, told), "none of the runs of a tells it"
+    assert "| a fits better |  |  | not measured yet |" in claims_markdown(fits, told), "none of the runs of a tells it"
     told["a"] = [line("a", "1", seed, 0.4, train_loss=0.5) for seed in range(2)]
     told["b"] = [line("b", "2", seed, 0.4, train_loss=loss) for seed, loss in enumerate((0.51, 0.51, 0.51))]
     assert "| a fits better | -0.010 (loss) | -0.010 to -0.010 | holds |" in claims_markdown(fits, told)

@@ -160,7 +160,7 @@ def note(folder: Path, name: str, study: Study, base: RunConfig, on: str) -> Non
     ]
     claims = [dataclasses.asdict(claim) for claim in study.claims]
     facts = {"format": 2, "name": name, "title": study.title, "task": base.task.kind, "sad_every": base.engine.log_every}
-    facts |= {"on": _trained_on(study, base, on), "rows": rows, "claims": claims, "notes": list(study.notes)}
+    facts |= {"on": _trained_on(study, base, on), "paper_of": study.paper_of, "rows": rows, "claims": claims, "notes": list(study.notes)}
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "study.json", json.dumps(facts, indent=1).encode() + b"\n")
 

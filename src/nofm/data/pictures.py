@@ -1,14 +1,23 @@
-"""Pictures from files, for all that read them one by one: 8 bits a channel, three channels, and an error that names the file."""
+"""Pictures from files, for all that read them one by one: which files are, and 8 bits a channel, three channels, and an error that names
+the file. Needs no torch."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from .errors import DataError
 
-__all__ = ["open_rgb"]
+__all__ = ["open_rgb", "picture_files"]
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+
+
+def picture_files(folder: Path) -> Iterator[Path]:
+    """The pictures in a folder and those in it, in no order."""
+    return (path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
 
 
 def open_rgb(path: str | Path, what: str) -> Any:

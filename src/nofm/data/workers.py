@@ -16,13 +16,12 @@ from torchvision.transforms import v2
 from .arrays import Arrays
 from .errors import DataError
 from .order import Order, Share, mix
-from .pictures import open_rgb
+from .pictures import open_rgb, picture_files
 from .processes import TEST, ProcessLoader, ProcessTests, first_readable, seeded
 
 __all__ = ["ArrayImages", "FolderImages", "FolderTests", "WorkerLoader", "WorkerTests", "as_arrays", "centre"]
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
 
 class ArrayImages:
@@ -96,7 +95,7 @@ def _images(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     found = []
     for label, name in enumerate(names):
-        paths = sorted(str(p) for p in Path(folder, name).rglob("*") if p.suffix.lower() in _SUFFIXES)
+        paths = sorted(map(str, picture_files(Path(folder, name))))
         if not paths:
             raise DataError(f"{folder / name}: this class has no image")
         found += [(path, label) for path in paths]

@@ -182,6 +182,8 @@ class Trainer:
         if self.handle.found != self.found:
             self.found = self.handle.found
             self._event("found", values=self.found)
+        if (moved := self.movement.look_back(self.step)) is not None:
+            self._event("sad_from_start", **moved)
         self.evaluated = not (last or self.step % self.lengths.eval_every == 0)
         if last or self.step % self.log_every == 0:
             self._log()

@@ -20,6 +20,10 @@ __all__ = ["ASP"]
 class ASP(Method):
     """Two stages. Up to step `prune_at` layers are dense; then the mask of each weight is made and never changes again.
 
+        t < prune_at:   W <- W - lr * g(W)
+        t = prune_at:   W <- W - lr * g(W),  then  E = 1 for the N largest |W| of every M, 0 for the others,  W <- E * W
+        t > prune_at:   W <- E * (W - lr * (E * g(W)))
+
     Pruned weights are zero from then on: they get no gradient, and whatever momentum or weight decay does to them in a step is
     undone after it. `prune_at=0` prunes at once, for a model that is trained already. The second stage "repeats the training",
     so the learning-rate schedule should start anew at `prune_at`.

@@ -24,7 +24,8 @@ class SET(Rewiring):
     goes first. The numbers of both signs are rounded down. A place that has just been dropped can be drawn again and starts anew.
 
     The paper rewires once an epoch, drops 0.3 and starts from an Erdos-Renyi graph, which `allocation="erk"` is for linear layers. It
-    lets the last epoch drop without growing; here the number of connections never changes.
+    lets the last epoch drop without growing; here the number of connections never changes. With which weight a connection begins its
+    Algorithm 1 does not say, and the authors' code has two answers: 0 in Keras, as here, and randn() / 10 in their own sparse matrices.
     """
 
     def rewire(self, step: Step) -> None:

@@ -9,19 +9,37 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..engine.config import ConfigError, MethodConfig, RunConfig
 from ..engine.resolve import telling, to_dict
 
-__all__ = ["Claim", "Row", "Study", "dense", "lasting", "nm", "only_for", "restarting", "run_name", "share", "unstructured"]
+__all__ = [
+    "RESNET18",
+    "RESNET50",
+    "WIDER_RESNET50",
+    "Claim",
+    "Row",
+    "Study",
+    "dense",
+    "in_paper",
+    "lasting",
+    "nm",
+    "only_for",
+    "restarting",
+    "run_name",
+    "share",
+    "unstructured",
+]
+
+_Numbers = TypeVar("_Numbers")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table. `paper` is what the paper reports for it, in its own setting."""
+    """One line of a table. `paper` is what the paper reports for it, on the study's `paper_of`."""
 
     label: str
     config: RunConfig
@@ -30,8 +48,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something said of two rows: `first` is better than `second` in `metric`: "score", the headline metric of the task, or
-    "sad" or "train_loss", where less is better."""
+    """Something said of two rows: `first` is better than `second` in `metric`: "score", the headline metric of the task, or one where
+    less is better: "sad" and "train_loss"; "sad_0:1" and "sad_0:10", how far masks are from their start after so many steps, and
+    "sad_growth", how much farther after 10 than after 1."""
 
     text: str
     first: str
@@ -48,12 +67,25 @@ class Study:
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = field(default_factory=tuple)
+    paper_of: str = ""  # the network and data that the paper's numbers are of, whatever the rows are trained on
 
     def __post_init__(self) -> None:
         labels = [row.label for row in self.rows]
         assert len(set(labels)) == len(labels), "labels tell rows apart"
         for claim in self.claims:
             assert {claim.first, claim.second} <= set(labels), f"{claim.text}: no such row"
+
+
+# What the paper's numbers of classification are of.
+RESNET18, RESNET50, WIDER_RESNET50 = "ResNet-18, ImageNet", "ResNet-50, ImageNet", "ResNet-50 x1.25, ImageNet"
+_NETWORKS = {"torchvision/resnet18": RESNET18, "torchvision/resnet50": RESNET50, "resnet50x1.25": WIDER_RESNET50}
+
+
+def in_paper(base: RunConfig, numbers: Mapping[str, _Numbers]) -> tuple[str, _Numbers]:
+    """Of which network to show the paper's numbers, and these: of the one that is trained, where the paper has it, or else of the first."""
+    trained = _NETWORKS.get(base.model.name, "")
+    network = trained if trained in numbers else next(iter(numbers))
+    return network, numbers[network]
 
 
 # ---- configurations made from a base ----

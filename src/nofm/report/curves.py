@@ -19,6 +19,7 @@ __all__ = [
     "metric_names",
     "sad",
     "sad_by_layer",
+    "sad_from_start",
     "train",
 ]
 
@@ -103,6 +104,13 @@ def sad_by_layer(run: Run, after: int = 0) -> dict[str, float]:
         for layer, changed in event.data["changed"].items():
             added[layer] = added.get(layer, 0) + changed
     return added
+
+
+def sad_from_start(run: Run) -> dict[int, dict[str, float]]:
+    """By step, for the few that a run tells it of: the share of each layer's weights whose mask is not the one that it was at the start,
+    layers in the order of the network. Empty for runs of earlier versions."""
+    weights = {layer.name: layer.weights for layer in run.layers}
+    return {e.step: {layer: n / weights[layer] for layer, n in e.data["changed"].items()} for e in run.of("sad_from_start")}
 
 
 def flip_rate(run: Run) -> Curve:

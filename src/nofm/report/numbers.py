@@ -20,7 +20,7 @@ from . import curves
 from .compare import Band, Group, Stat
 from .evaluations import headlines
 from .kernels import LayerShapes
-from .read import Layer, Run
+from .read import Layer, Run, settled
 from .start import start_of
 
 __all__ = [
@@ -135,8 +135,8 @@ def _group(group: Group, metrics: Sequence[str], names: Mapping[Path, str]) -> d
     final |= {"sad": group.stat(total_sad), "flip_rate": group.stat(mean_flip_rate), "seconds": group.stat(lambda run: run.seconds)}
     for name, metric in headlines(run.evaluations for run in group.runs):
         final[f"evaluation/{name}/{metric}"] = group.stat(lambda run, name=name, metric=metric: run.evaluated(name, metric))  # type: ignore[misc]
-    for name in dict.fromkeys(name for run in group.runs for name in run.found):
-        final[f"found/{name}"] = group.stat(lambda run, name=name: run.found.get(name))  # type: ignore[misc]
+    for name, key in settled(run.found for run in group.runs).items():
+        final[key] = group.stat(lambda run, name=name: run.found.get(name))  # type: ignore[misc]
     return {
         "label": group.label,
         "settings": dict(group.settings),
@@ -214,8 +214,8 @@ def runs_csv(data: dict[str, Any]) -> str:
     header = ["run", "group", "seed", "status", "steps", *(f"{which}/{m}" for which in ("final", "best") for m in metrics), "sparse_from"]
     header += ["sad", "flip_rate", "seconds", "images_per_second", "nofm", "torch", "commit", "workdir_commit", "device", "command"]
     evaluated = sorted({(name, metric) for run in data["runs"] for name, found in run["evaluations"].items() for metric in found})
-    settled = list(dict.fromkeys(name for run in data["runs"] for name in run["found"]))
-    header += [*(f"found/{name}" for name in settled), *(f"{name}.{metric}" for name, metric in evaluated)]
+    found = settled(run["found"] for run in data["runs"])
+    header += [*found.values(), *(f"{name}.{metric}" for name, metric in evaluated)]
     rows = []
     for run in data["runs"]:
         row = [run["name"], run["group"], run["seed"], run["status"], run["steps"]]
@@ -224,7 +224,7 @@ def runs_csv(data: dict[str, Any]) -> str:
         row += [run["versions"].get("nofm"), run["versions"].get("torch"), run["commit"], run["workdir_commit"]]
         commands = [*(before["command"] for before in run["earlier"]), run["command"]]
         row += [run["hardware"].get("name"), "; ".join(" ".join(map(str, words)) for words in commands)]
-        row += [run["found"].get(name) for name in settled]
+        row += [run["found"].get(name) for name in found]
         rows.append([*row, *(run["evaluations"].get(name, {}).get(metric) for name, metric in evaluated)])
     return _csv(header, rows)
 

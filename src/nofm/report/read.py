@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 from .errors import ReportError
 from .evaluations import Evaluated, named, read_evaluations
 
-__all__ = ["Event", "Layer", "Run", "load"]
+__all__ = ["FOUND", "Event", "Layer", "Run", "load", "settled"]
 
 FORMAT = 1
+FOUND = "found:"  # what the name of an option begins with in files, where a method has settled it by itself
 
 _RUN_KEYS: dict[str, tuple[type, ...]] = {
     "recipe": (str,),
@@ -45,6 +46,7 @@ _EVENT_KEYS: dict[str, dict[str, tuple[type, ...]]] = {
     "eval": {"metrics": (dict,)},
     "found": {"values": (dict,)},
     "sad": {"since": (int,), "changed": (dict,), "weights": (int,)},
+    "sad_from_start": {"changed": (dict,), "weights": (int,)},
     "end": {"metrics": (dict,), "seconds": _NUMBER},
     "error": {"message": (str,)},
 }
@@ -173,6 +175,11 @@ class Run:
         return next((event.data["seconds"] for event in reversed(self.of("end"))), None)
 
 
+def settled(found: Iterable[Mapping[str, float]]) -> dict[str, str]:
+    """The options that the methods of some runs have settled by themselves, each run's as its `found`, and what files call each of them."""
+    return {name: f"{FOUND}{name}" for values in found for name in values}
+
+
 def load(folder: Path) -> Run:
     """Read `folder`, or raise a `ReportError` that names the file and line that is wrong."""
     folder = Path(folder)
@@ -271,10 +278,12 @@ def _events(path: Path) -> tuple[list[Event], list[str]]:
 
 def _check_sad(path: Path, events: Sequence[Event], layers: set[str]) -> None:
     for event in events:
-        if event.kind != "sad":
+        if event.kind not in ("sad", "sad_from_start"):
             continue
-        if event.data["since"] >= event.step or event.data["weights"] <= 0:
-            raise ReportError(path, f"sad from step {event.data['since']} to {event.step} of {event.data['weights']} weights", event.line)
+        if event.data.get("since", 0) >= event.step or event.data["weights"] <= 0:
+            raise ReportError(
+                path, f"sad from step {event.data.get('since', 0)} to {event.step} of {event.data['weights']} weights", event.line
+            )
         if unknown := sorted(set(event.data["changed"]) - layers):
             raise ReportError(path, f"sad of layer {unknown[0]!r}, which run.json does not list", event.line)
         if odd := [item for item in event.data["changed"].items() if type(item[1]) is not int]:

@@ -13,7 +13,7 @@ from .evaluations import headlines
 from .figures import SERIES, Line, Mark, Picture, depth_colour, series_colour, strip
 from .figures import curves as draw
 from .numbers import computes_dense, cost_of, mean_flip_rate, total_sad
-from .read import Run
+from .read import Run, settled
 from .start import start_of
 from .units import NONE, Unit, big, duration, plus_minus, rate, unit_of_evaluation
 
@@ -173,7 +173,7 @@ def evaluated_cell(name: str, metric: str, group: Group) -> str:
 
 def found_names(groups: Sequence[Group]) -> list[str]:
     """The options that the method of some run has settled by itself."""
-    return list(dict.fromkeys(name for group in groups for run in group.runs for name in run.found))
+    return list(settled(run.found for group in groups for run in group.runs))
 
 
 def found_cell(name: str, group: Group) -> str:

@@ -23,10 +23,12 @@ from .errors import ReportError
 from .files import write_whole
 from .measures import MEASURES, Measure
 from .numbers import cost_of, macs_kept, total_sad
-from .read import Run, load
+from .read import FOUND, Run, load, settled
 from .study_curves import KnownCurves, curves_csv, curves_of, known_curves
 
 __all__ = [
+    "EARLY",
+    "GROWTH",
     "Facts",
     "Measured",
     "Rows",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 Facts: TypeAlias = Mapping[str, Any]  # of study.json
+EARLY, GROWTH = "sad_0:", "sad_growth"  # metrics of claims: SAD_{0:1} and SAD_{0:10}, and how much larger the second is
 
 
 class Unfinished(ReportError):
@@ -73,10 +76,18 @@ class Measured:
     metrics: Mapping[str, float] = field(default_factory=dict)  # all of them
     evaluations: Mapping[str, float] = field(default_factory=dict)  # on other data, by NAME.metric, as `nofm evaluate` has named them
     found: Mapping[str, float] = field(default_factory=dict)  # what its method has settled by itself: lambda, by a search
+    early: Mapping[str, float] = field(default_factory=dict)  # sad_0:1 and sad_0:10, the share of masks that are not as at the start
+
+    def value(self, metric: str) -> float | None:
+        """The number that a claim is about, or None where the run does not tell it."""
+        if metric == GROWTH:
+            return self.early[f"{EARLY}10"] - self.early[f"{EARLY}1"] if len(self.early) == 2 else None
+        found: float | None = self.early.get(metric) if metric.startswith(EARLY) else getattr(self, metric)
+        return found
 
 
 Rows: TypeAlias = dict[str, list[Measured]]  # by label, seeds in order
-_FIELDS = tuple(f.name for f in fields(Measured) if f.name not in ("metrics", "evaluations", "found"))
+_FIELDS = tuple(f.name for f in fields(Measured) if f.name not in ("metrics", "evaluations", "found", "early"))
 _LATER = ("workdir_commit", "train_loss")  # lines from before they were recorded stay readable
 
 
@@ -108,7 +119,12 @@ def measured(label: str, config: str, run: Run, measure: Measure) -> Measured:
         metrics={name: float(value) for name, value in end["metrics"].items() if value is not None},
         evaluations={f"{found.name}.{metric}": value for found in run.evaluations for metric, value in found.metrics.items()},
         found=run.found,
+        early={f"{EARLY}{step}": changed for step, changed in _early(run).items()},
     )
+
+
+def _early(run: Run) -> dict[int, float]:
+    return {event.step: sum(event.data["changed"].values()) / event.data["weights"] for event in run.of("sad_from_start")}
 
 
 def finished(run: Path) -> bool:
@@ -151,12 +167,13 @@ def runs_csv(rows: Rows) -> str:
     """One line a run: its numbers, then what its method has found and all its metrics by name, then those of its evaluations on other
     data, as NAME.metric."""
     found = [run for runs in rows.values() for run in runs]
-    settled, names = (list(dict.fromkeys(name for run in found for name in of(run))) for of in (attrgetter("found"), attrgetter("metrics")))
+    names, early = (dict.fromkeys(name for run in found for name in of(run)) for of in (attrgetter("metrics"), attrgetter("early")))
     others = sorted({name for run in found for name in run.evaluations})
     return as_csv(
         [
             {name: getattr(run, name) for name in _FIELDS}
-            | {f"found:{name}": run.found.get(name) for name in settled}
+            | {name: run.early.get(name) for name in early}
+            | {key: run.found.get(name) for name, key in settled(run.found for run in found).items()}
             | {f"metric:{name}": run.metrics.get(name) for name in names}
             | {name: run.evaluations.get(name) for name in others}
             for run in found
@@ -219,10 +236,11 @@ def _measured_of(line: Mapping[str, str]) -> Measured:
     values |= {name: line.get(name) or None for name in ("commit", "workdir_commit")}
     metrics, found = (
         {name.removeprefix(kind): float(text) for name, text in line.items() if name.startswith(kind) and text}
-        for kind in ("metric:", "found:")
+        for kind in ("metric:", FOUND)
     )
+    early = {name: float(text) for name, text in line.items() if name.startswith(EARLY) and text}
     others = {name: float(text) for name, text in line.items() if "." in name and not name.startswith("metric:") and text}
-    return Measured(**values, metrics=metrics, evaluations=others, found=found)
+    return Measured(**values, metrics=metrics, evaluations=others, found=found, early=early)
 
 
 def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -242,7 +260,8 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
     """Write all tables of a study, runs.csv and curves.csv, and pictures where matplotlib is installed; returns what was written.
 
     `folder` has a study.json. The runs are those of run folders under `runs` and what `folder` and its neighbours know of others. Of
-    pictures there is figure.png, where methods come at several sparsities kept.png, and where rows are lambdas lambda.png.
+    pictures there is figure.png, where methods come at several sparsities kept.png, where rows are lambdas lambda.png, and of claims
+    about the first steps layers.png.
     """
     from .study_tables import texts
 
@@ -266,6 +285,7 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
         from .study_figure import draw
         from .study_kept import draw_kept
         from .study_lambda import draw_lambda
+        from .study_layers import draw_layers
 
         shown = {
             label: ([curves[key] for run in own if (key := (run.config, run.seed)) in curves], own) for label, own in rows.items() if own
@@ -280,6 +300,8 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
         patterns = {row["label"]: row.get("pattern", "") for row in facts["rows"]}
         if draw_lambda(title, measure, rows, folder / "lambda.png", patterns):
             files["lambda.png"] = ""
+        if draw_layers(title, facts, {label: own for label, (own, _) in shown.items()}, folder / "layers.png"):
+            files["layers.png"] = ""
     return [folder / name for name in files]
 
 

@@ -24,7 +24,7 @@ from .measures import Measure
 from .study import Measured
 from .study_curves import Curves
 
-__all__ = ["MANY_COLOURS", "apart", "draw", "far_words", "figure_of", "without_far", "write_png"]
+__all__ = ["COLOURS", "MANY_COLOURS", "apart", "draw", "far_words", "figure_of", "without_far", "write_png"]
 
 _POINTS = 200
 _MOST_LINES = 12  # that can be told apart where they cross; table 1 has eleven

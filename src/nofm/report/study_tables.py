@@ -9,13 +9,16 @@ from typing import Any
 from .claims import Interval, difference, verdict
 from .compare import Stat, stat
 from .measures import MEASURES, Measure
-from .study import Facts, Measured, Rows, as_csv, watched_alone
+from .read import settled
+from .study import EARLY, GROWTH, Facts, Measured, Rows, as_csv, watched_alone
 from .units import big
 
-__all__ = ["claims_markdown", "conditions", "table_markdown", "texts"]
+__all__ = ["NOT_YET", "claims_markdown", "conditions", "table_markdown", "texts"]
+
+NOT_YET = "not measured yet"  # by runs that do not tell the number a claim is about
 
 _PARAMETERS, _MACS, _SAD = "parameters kept", "multiply-adds kept", "mask changes per weight (SAD)"
-_PAPER, _LOSS = "in the paper, on its own network and data", "training loss at the end"
+_LOSS = "training loss at the end"
 
 
 def texts(facts: Facts, rows: Rows) -> dict[str, str]:
@@ -59,17 +62,33 @@ def _numbers(facts: Facts, row: Facts, rows: Rows) -> dict[str, Any]:
         "train_loss_sd": loss and loss.spread,
         "paper": row["paper"],
     }
-    for name in _settled(rows):
+    for metric in _early_claimed(facts):
+        early = _early(found, metric)
+        numbers |= {metric: early and early.mean, f"{metric}_sd": early and early.spread}
+    for name, key in _settled(rows).items():
         value = _found(found, name)
-        numbers |= {f"{name}_found": value and value.mean, f"{name}_found_sd": value and value.spread}
+        numbers |= {key: value and value.mean, f"{key}_sd": value and value.spread}
     for name in _evaluations(rows):
         numbers |= _evaluation_numbers(found, name, MEASURES[facts["task"]])
     return numbers
 
 
-def _settled(rows: Rows) -> list[str]:
-    """The options that the methods of some runs have settled by themselves."""
-    return list(dict.fromkeys(name for runs in rows.values() for run in runs for name in run.found))
+def _early_claimed(facts: Facts) -> list[str]:
+    """SAD_{0:1} and SAD_{0:10}, where the study claims something about them."""
+    return list(dict.fromkeys(claim["metric"] for claim in facts["claims"] if claim["metric"].startswith(EARLY)))
+
+
+def _early(found: Sequence[Measured], metric: str) -> Stat | None:
+    return stat(run.early[metric] for run in found if metric in run.early)
+
+
+def _early_text(found: Sequence[Measured], metric: str) -> str:
+    value = _early(found, metric)
+    return "" if value is None else _text(Stat(100 * value.mean, value.spread and 100 * value.spread, value.n), 3)
+
+
+def _settled(rows: Rows) -> dict[str, str]:
+    return settled(run.found for runs in rows.values() for run in runs)
 
 
 def _found(found: Sequence[Measured], name: str) -> Stat | None:
@@ -124,16 +143,17 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         _PARAMETERS: [big(_stat(found, lambda run: run.params).mean) for _, found in there],
         _MACS: [big(macs) if (macs := _macs(found)) else "" for _, found in there],
         _SAD: ["" if row["label"] in alone else _text(_stat(found, lambda run: run.sad), 2) for row, found in there],
+        **{_early_head(metric): [_early_text(found, metric) for _, found in there] for metric in ([] if brief else _early_claimed(facts))},
         _LOSS: [_text(loss, 3 if abs(loss.mean) >= 0.05 else 4) if (loss := _train_loss(found)) else "" for _, found in there],
         **{f"{name} found": [_found_text(found, name) for _, found in there] for name in ([] if brief else _settled(rows))},
         "epochs": [f"{found[0].epochs:.4g}" for _, found in there],
         "seeds": [str(len(found)) for _, found in there],
-        _PAPER: [row["paper"] for row, _ in there],
+        _paper_head(facts): [row["paper"] for row, _ in there],
     }
     if len(set(columns["epochs"])) < 2:
         del columns["epochs"]
     if brief:
-        columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _LOSS, _PAPER)}
+        columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _LOSS, _paper_head(facts))}
         watched = [f" (of {row['watched']} masks)" if row.get("watched") and row["label"] not in alone else "" for row, _ in there]
         columns[_SAD] = [cell + note for cell, note in zip(columns[_SAD], watched, strict=True)]
     shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
@@ -141,6 +161,15 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
     below = [] if brief else ["", _about_sad(facts, [row for row, _ in there])]
     below += ["", same] if not brief and (same := _about_same(there)) else []
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), *below])
+
+
+def _paper_head(facts: Facts) -> str:
+    """With the network and data that the paper's numbers are of; study.json of earlier versions does not tell."""
+    return f"in the paper ({facts['paper_of']})" if facts.get("paper_of") else "in the paper, on its own network and data"
+
+
+def _early_head(metric: str) -> str:
+    return f"masks not as at the start, step {metric.removeprefix(EARLY)} (%)"
 
 
 def _about_sad(facts: Facts, rows: Sequence[Facts]) -> str:
@@ -212,8 +241,13 @@ def _text(value: Stat, digits: int, silent: float = 0.0) -> str:
 
 
 def _interval(claim: Facts, rows: Rows) -> Interval | None:
-    first, second = ([getattr(run, claim["metric"]) for run in rows[claim[side]]] for side in ("first", "second"))
+    first, second = ([run.value(claim["metric"]) for run in rows[claim[side]]] for side in ("first", "second"))
     return difference(*([float(value) for value in values if value is not None] for values in (first, second)))
+
+
+def _has_seeds(claim: Facts, rows: Rows) -> bool:
+    """Whether a claim could be judged, if the runs told what it is about."""
+    return all(len(rows[claim[side]]) > 1 for side in ("first", "second"))
 
 
 def _claim_numbers(facts: Facts, claim: Facts, rows: Rows) -> dict[str, Any]:
@@ -229,12 +263,13 @@ def _claim_numbers(facts: Facts, claim: Facts, rows: Rows) -> dict[str, Any]:
 
 
 def claims_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True) -> str:
-    """The claims of wanted rows that there are runs for, and what the words of the last column mean."""
+    """The claims of wanted rows that there are runs for, and what the words of the last column mean. Runs from before a number was
+    recorded leave its claims open."""
     lines = ["| claim | difference of means | 95 % interval | here |", "| --- | --- | --- | --- |"]
     judged, level = judgements(facts, rows), False
     for claim in facts["claims"]:
-        if claim["text"] in judged and wanted(claim["first"]) and wanted(claim["second"]):
-            lines.append(f"| {claim['text']} | {' | '.join(judged[claim['text']])} |")
+        if wanted(claim["first"]) and wanted(claim["second"]) and (claim["text"] in judged or _has_seeds(claim, rows)):
+            lines.append(f"| {claim['text']} | {' | '.join(judged.get(claim['text'], ('', '', NOT_YET)))} |")
             level = level or claim["level"]
     if len(lines) == 2:
         return "No claim can be judged yet: that takes two seeds or more of each of its rows (--seeds)."
@@ -264,9 +299,12 @@ def _word(claim: Facts, interval: Interval, measure: Measure) -> str:
 
 
 def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str, str]:
-    unit = {"score": measure.unit, "sad": "SAD", "train_loss": "(loss)"}[claim["metric"]]
-    digits = measure.digits if claim["metric"] == "score" else 2 if abs(interval.mean) > 0.05 else 3 if abs(interval.mean) > 0.005 else 4
-    factor = measure.factor if claim["metric"] == "score" else 1.0
+    metric = claim["metric"]
+    early = metric.startswith(EARLY) or metric == GROWTH
+    unit = "% of weights" if early else {"score": measure.unit, "sad": "SAD", "train_loss": "(loss)"}[metric]
+    factor = measure.factor if metric == "score" else 100.0 if early else 1.0
+    size = abs(factor * interval.mean)
+    digits = measure.digits if metric == "score" else 2 if size > 0.05 else 3 if size > 0.005 else 4
     mean, low, high = (f"{factor * value:+.{digits}f}" for value in (interval.mean, interval.low, interval.high))
     return f"{mean} {unit}", low, high
 

@@ -38,4 +38,4 @@ def study(base: RunConfig) -> Study:
     # A 2:4 network computes half of its dense self: compare it with the dense one of half its size.
     for small, large in (("002", "004"), ("004", "008"), ("008", "016"), ("016", "032")):
         claims.append(Claim(f"RegNetX{large} at 2:4 is above dense RegNetX{small}", f"RegNetX{large} SR-STE 2:4", f"RegNetX{small} dense"))
-    return Study("RegNet (appendix)", tuple(rows), tuple(claims))
+    return Study("RegNet (appendix)", tuple(rows), tuple(claims), paper_of="each row's network, ImageNet")
