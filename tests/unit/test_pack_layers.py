@@ -356,6 +356,28 @@ def test_layers_that_cannot_be_packed_say_why():
     }
 
 
+def test_a_model_that_is_one_layer_stays_whole():
+    model = nn.Linear(8, 8).eval()
+    model.weight.data[:, ::2] = 0.0
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        before = model(x)
+        (row,) = nofm.pack_(model, x, only_faster=False).rows
+        assert row.note == "it is the model itself, which cannot be replaced in place: nn.Sequential(model)"
+        assert torch.equal(model(x), before)
+
+
+def test_a_layer_under_two_names_stays_whole():
+    layer = nn.Linear(8, 8)
+    layer.weight.data[:, ::2] = 0.0
+    model, x = nn.Sequential(layer, nn.ReLU(), layer).eval(), torch.randn(2, 8)
+    with torch.no_grad():
+        before = model(x)
+        (row,) = nofm.pack_(model, only_faster=False).rows
+        assert row.note == "its weight is another layer's too"
+        assert torch.equal(model(x), before)
+
+
 def test_transformers_own_kernels_read_weights_and_stay_dense():
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 1).eval()

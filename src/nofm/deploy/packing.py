@@ -125,8 +125,6 @@ def unpack_(model: nn.Module) -> int:
 
 
 def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
-    if not name:
-        raise LayerError("the model itself is the layer; put it into an nn.Sequential first")
     parent, _, child = name.rpartition(".")
     model.get_submodule(parent)._modules[child] = layer
 
@@ -153,6 +151,8 @@ def _with_zeros(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 def _why_not(name: str, layer: nn.Module, read: set[str], shared: set[str]) -> str:
     if reason := why_not_packed(layer):
         return reason
+    if not name:
+        return "it is the model itself, which cannot be replaced in place: nn.Sequential(model)"
     if name in read:
         return "another module reads its weight"
     if name in shared:
