@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .errors import LayerError
 from .kinds import known_weights
 from .layers import SparseModule, dense_class, seen_now
 from .site import kept_weights, layer_name
 
-__all__ = ["LayerRow", "Summary", "forget_reasons", "remember_reason", "summary", "table"]
+__all__ = ["LayerRow", "Summary", "forget_reasons", "refuse_packed", "remember_reason", "summary", "table"]
 
 _REASONS = "_nofm_dense"  # on a module: why each of its weights stays dense
 
@@ -79,8 +80,17 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]
     return ["  ".join(place(cell, width) for place, cell, width in zip(places, row, widths, strict=True)).rstrip() for row in rows]
 
 
+def refuse_packed(model: nn.Module) -> None:
+    """Raise where layers of `model` compute without their zeros, and have no parameters to look at."""
+    names = [name for name, module in model.named_modules() if getattr(module, "nofm_packed", False)]
+    if names:
+        more = f", ... ({len(names)} in all)" if len(names) > 3 else ""
+        raise LayerError(f"{', '.join(names[:3])}{more} of this {type(model).__name__} are packed; nofm.unpack_(model) first")
+
+
 def summary(model: nn.Module) -> Summary:
     """One row for each layer of `model`, whether it is sparse, and if not why."""
+    refuse_packed(model)
     return Summary(tuple(_rows(model)), seen_now(model))
 
 

@@ -24,7 +24,7 @@ from .choose import Choice, Preset, Rules, find_candidates, parse_rules, share_t
 from .errors import LayerError
 from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
 from .masks import check_finite
-from .overview import Summary, forget_reasons, remember_reason, summary
+from .overview import Summary, forget_reasons, refuse_packed, remember_reason, summary
 from .site import Site, sites
 from .unfinished import too_early, trainings, who_keeps_more, why_more
 
@@ -68,6 +68,7 @@ def sparsify_(
     if already:
         raise LayerError(f"{already} modules of this model are sparse already; densify_ or fold_ it first, or sparsify_ another part of it")
 
+    refuse_packed(model)
     candidates = list(find_candidates(model))
     if not candidates:
         raise LayerError(f"this {type(model).__name__} has no layer of a kind that nofm knows; teach it with nofm.register_layer")
@@ -119,6 +120,7 @@ def densify_(model: nn.Module) -> nn.Module:
     model = unwrap(model)
     swapped = [module for module in model.modules() if isinstance(module, SparseModule)]
     if not swapped:
+        refuse_packed(model)
         raise LayerError(f"this {type(model).__name__} has no sparse layer; sparsify_ comes first")
     for module in swapped:
         restore_class_(module)

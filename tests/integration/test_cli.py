@@ -229,6 +229,8 @@ def test_bench_of_a_small_network(capsys):
     assert "packed" in shown
     assert main(["bench", "cnn", "--pattern", "1:16", "--batch", "0"]) == 2
     assert "--batch and --threads: must be above 0" in capsys.readouterr().err
+    assert main(["bench", "torchvision/resnet18", "--pattern", "1:16", "--input", "1", "32", "32"]) == 2
+    assert "nofm: --input 1 32 32: torchvision/resnet18 cannot compute it:" in capsys.readouterr().err
     assert main(["bench", "digits", "--pattern", "1:16"]) == 2
     assert "digits is a recipe, and its network is cnn" in capsys.readouterr().err
 

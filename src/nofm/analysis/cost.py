@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import ste
 from ..errors import NofmError
 from ..layers import seen_now
+from ..overview import refuse_packed
 from ..site import layer_name, named_weights, parameter_name, sites
 from ..sparsifying import unwrap
 
@@ -88,6 +89,7 @@ def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost
     4089184256
     """
     model = unwrap(model)
+    refuse_packed(model)
     kept, now = {site.key: site.kept() for site in sites(model)}, seen_now(model)
     model = _on_meta(model)
     for site in sites(model):

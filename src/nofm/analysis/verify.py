@@ -174,6 +174,9 @@ def _of_model(model: nn.Module, wanted: Pattern | None) -> Iterator[WeightReport
         site = sparse[key]
         expected = site.grouping if wanted is None else Grouping(wanted, site.grouping.axis, site.grouping.pad)
         yield _checked(key, shards.whole_of(site.seen(), site.weight), expected, "as its layer sees it; fold_ writes it in")
+    for prefix, module in model.named_modules():
+        if getattr(module, "nofm_packed", False):  # no parameter, but the weight that stands for it
+            yield _report(parameter_name(prefix, "weight"), module.weight, wanted, 1)
 
 
 def _of_state(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -278,7 +278,7 @@ def bench(
         preset: What stays dense: first convolution and classifier (default), classifier (paper), as in NVIDIA's ASP (asp), none (all).
         input: Channels, height and width of an image.
         batch: Images of a forward.
-        threads: As many as torch takes by itself, where nothing is said.
+        threads: Of torch; as many as it takes by itself where nothing is said.
         compile: Measure both networks compiled by torch, too, which takes a minute.
     """
     import torch
@@ -290,10 +290,18 @@ def bench(
         raise ConfigError("--batch and --threads: must be above 0")
     if threads is not None:
         torch.set_num_threads(threads)
-    network = _network(model, input).eval()
+    network, example = _network(model, input).eval(), torch.randn(batch, *input)
+    for weight in network.parameters():  # some networks begin with zeros in their classifier, which are of no pattern
+        if weight.dim() > 1 and not weight.any():
+            torch.nn.init.normal_(weight, std=0.02)
+    try:
+        with torch.no_grad():
+            network(example)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"--input {' '.join(map(str, input))}: {model} cannot compute it: {error}") from None
     sparsify_(network, pattern, preset=preset)
     fold_(network)
-    print(measured(network, torch.randn(batch, *input), compiled=compile))
+    print(measured(network, example, compiled=compile))
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
     return 0
 

@@ -10,6 +10,7 @@ For `torch.compile` a packed layer is one operator, `nofm::without_zeros`, which
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -57,6 +58,7 @@ def _padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...] | None:
 class PackedLayer(nn.Module):
     """A plain layer without its zeros; `plain()` gives it back. `name` is what errors call it."""
 
+    nofm_packed = True  # for those who look at layers, and may not import this one
     values: Tensor
     places: Tensor
     bias: Tensor | None
@@ -71,8 +73,8 @@ class PackedLayer(nn.Module):
         self.register_buffer("values", packed.values, persistent=False)
         self.register_buffer("places", packed.places, persistent=False)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
-        layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), layer.weight.requires_grad)
-        self._layer = (layer,)  # with an empty weight; in a tuple, so that it is no module of this one
+        layer.weight.data = layer.weight.data.new_empty(0)  # the same parameter, for optimizers that know it, without its numbers
+        self._layer = (layer,)  # in a tuple, so that it is no module of this one
         self._plans: dict[tuple[int, ...], products.Plan] = {}
         self._number = _numbered(self)
         self.train(layer.training)
@@ -85,16 +87,17 @@ class PackedLayer(nn.Module):
     def plain(self) -> nn.Module:
         """The layer as it was, with its zeros written in."""
         (layer,) = self._layer
-        layer.weight = nn.Parameter(self.weight, layer.weight.requires_grad)
-        if self.bias is not None:
-            layer.bias = nn.Parameter(self.bias, layer.bias is None or layer.bias.requires_grad)
+        layer.weight.data = self.weight
+        if layer.bias is not None and self.bias is not None:
+            layer.bias.data = self.bias
         return layer.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """What the plain layer computes, but for the order of its sums and for zeros times Inf, which are left out."""
         if x.dtype != torch.float32 or x.device.type != "cpu":
             raise LayerError(
-                f"{self.name}: is packed, for fp32 on the CPU, and was given {x.dtype} on {x.device}; leave autocast, or unpack_ the model"
+                f"{self.name}: is packed, for fp32 on the CPU, and was given {x.dtype} on {x.device}; model.float() and no autocast, or "
+                "nofm.unpack_(model)"
             )
         if x.requires_grad and torch.is_grad_enabled():
             raise LayerError(f"{self.name}: is packed, and has no gradient; use torch.inference_mode(), or nofm.unpack_(model) to train")
@@ -200,7 +203,7 @@ class PackedLayer(nn.Module):
 
     def extra_repr(self) -> str:
         (layer,) = self._layer
-        return f"{layer.extra_repr()}, kept={self.values.numel() / layer.weight.numel():.1%}"
+        return f"{layer.extra_repr()}, kept={self.values.numel() / math.prod(self._line['shape']):.1%}"
 
 
 # ---- for the compiler ----

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from ..errors import LayerError
 from ..kernels import products
-from ..overview import table
+from ..kinds import known_weights
+from ..overview import refuse_packed, table
 from ..readers import children_read
-from ..site import sites
+from ..site import layer_name, sites
 from ..sparsifying import unwrap
 from .layers import PackedLayer, why_not_packed
 
@@ -44,6 +45,7 @@ class PackedRow:
     without_zeros: float
     packed: bool
     note: str
+    calls: int = 0  # in a forward of the example; the first of them is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +62,21 @@ class Packing:
     def __str__(self) -> str:
         header = ("layer", "weight", "kept", "input", "dense", "without zeros", "speed-up", "")
         timed = [row for row in self.rows if row.without_zeros]
-        before = sum(row.dense for row in timed)
-        after = sum(row.without_zeros if row.packed else row.dense for row in timed)
-        total = f"{self.packed} of {len(self.rows)} layers with zeros are packed"
+        before = sum(row.calls * row.dense for row in timed)
+        after = sum(row.calls * (row.without_zeros if row.packed else row.dense) for row in timed)
+        lines = [*table([header, *map(_cells, self.rows)]), f"{self.packed} of {len(self.rows)} weights with many zeros are packed."]
         if timed:
-            total += f"; the timed ones take {_ms(after)} instead of {_ms(before)}, {before / after:.2f} x, {self.threads} thread(s)"
-        return "\n".join([*table([header, *map(_cells, self.rows)]), total])
+            threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+            lines.append(f"All calls of the timed layers take {_ms(after)} instead of {_ms(before)}: {before / after:.2f} x, {threads}.")
+        return "\n".join(lines)
 
 
 def _cells(row: PackedRow) -> tuple[str, ...]:
     sizes = "x".join(map(str, row.shape)), f"{row.kept:.1%}", "x".join(map(str, row.input))
     if not row.without_zeros:
         return (row.name, *sizes, "-", "-", "-", row.note)
-    return (row.name, *sizes, _ms(row.dense), _ms(row.without_zeros), f"{row.dense / row.without_zeros:.2f} x", row.note)
+    note = row.note if row.calls == 1 else f"{row.note}; called {row.calls} times"
+    return (row.name, *sizes, _ms(row.dense), _ms(row.without_zeros), f"{row.dense / row.without_zeros:.2f} x", note)
 
 
 def _ms(seconds: float) -> str:
@@ -83,8 +87,9 @@ def _ms(seconds: float) -> str:
 def pack_(model: nn.Module, example: Any = None, *, only_faster: bool = True) -> Packing:
     """Let the layers of a folded model compute without their zeros, in place, where that is faster: fp32 on the CPU, for inference.
 
-    example      an input of the size that will be computed with: a tensor, a tuple of arguments, or a dict of keyword arguments. Other
-                 sizes can be computed too; what is faster was measured on this one, with as many threads as torch has now.
+    example      an input of the size that will be computed with: a tensor, a shape (of normal numbers), a tuple of arguments, or a dict of
+                 keyword arguments. Other sizes can be computed too; what is faster was measured on this one, with as many threads as torch
+                 has now. A layer must gain 5 % to be packed.
     only_faster  False packs every layer that can be packed, and needs no example.
 
     Linear, Conv1d and Conv2d layers of which 40 % or more are zeros are tried, N:M or not. State dicts keep their keys and values;
@@ -101,9 +106,10 @@ def pack_(model: nn.Module, example: Any = None, *, only_faster: bool = True) ->
         raise LayerError("this model is in training mode, and packed layers are for inference; model.eval() first")
     if reason := products.unavailable():
         raise LayerError(f"packed layers need a C compiler at first use: {reason}")
-    rows = {name: _row(layer, name, reason) for name, layer, reason in _with_zeros(model)}
+    refuse_packed(model)
+    rows = {name: _row(weight, name, reason) for name, weight, reason in _with_zeros(model)}
     if not rows:
-        raise LayerError("no layer has zeros worth leaving out; see nofm.verify(model)")
+        raise LayerError(f"no layer has zeros worth leaving out, {_ZEROS:.0%} or more of a weight; see nofm.verify(model)")
     tried = {name: layer for name, layer in model.named_modules() if name in rows and not rows[name].note}
     if example is not None:
         _time(model, example, tried, rows, only_faster)
@@ -132,8 +138,8 @@ def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
 # ---- which layers ----
 
 
-def _with_zeros(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """The layers whose weights have many zeros, and why they cannot be packed."""
+def _with_zeros(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
+    """The weights that have many zeros, by the names of their layers, and why these cannot be packed."""
     read = {f"{prefix}.{name}".lstrip(".") for prefix, module in model.named_modules() for name in children_read(module)}
     owners: dict[int, str] = {}
     shared = set()
@@ -141,29 +147,27 @@ def _with_zeros(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         if owners.setdefault(id(parameter), name) != name:
             shared |= {name.rpartition(".")[0], owners[id(parameter)].rpartition(".")[0]}
     for name, layer in model.named_modules():
-        weight = getattr(layer, "weight", None)
-        if isinstance(layer, PackedLayer) or not isinstance(weight, Tensor) or weight.dim() < 2 or not weight.numel():
-            continue
-        if float((weight == 0).float().mean()) >= _ZEROS:
-            yield name, layer, _why_not(name, layer, read, shared)
+        for known in known_weights(layer):
+            weight: Tensor = getattr(layer, known.param)
+            if weight.numel() and float((weight == 0).float().mean()) >= _ZEROS:
+                yield layer_name(name, known.param), weight, _why_not(name, layer, read, shared)
 
 
 def _why_not(name: str, layer: nn.Module, read: set[str], shared: set[str]) -> str:
     if reason := why_not_packed(layer):
         return reason
     if not name:
-        return "it is the model itself, which cannot be replaced in place: nn.Sequential(model)"
+        return "it is the model itself, which cannot be replaced in place: take nn.Sequential(model).eval()"
     if name in read:
         return "another module reads its weight"
     if name in shared:
-        return "its weight is another layer's too"
+        return "its weight has another name, too"
     if "parametrizations" in layer._modules:
         return "its weight is computed by a parametrization"
     return "it has hooks" if layer._forward_hooks or layer._forward_pre_hooks else ""
 
 
-def _row(layer: nn.Module, name: str, reason: str) -> PackedRow:
-    weight: Any = layer.weight
+def _row(weight: Tensor, name: str, reason: str) -> PackedRow:
     return PackedRow(name, tuple(weight.shape), float((weight != 0).float().mean()), (), 0.0, 0.0, False, reason)
 
 
@@ -176,6 +180,8 @@ def _time(model: nn.Module, example: Any, tried: Mapping[str, nn.Module], rows: 
     try:
         if isinstance(example, Mapping):
             model(**example)
+        elif isinstance(example, Sequence) and all(isinstance(extent, int) for extent in example):
+            model(torch.randn(tuple(example)))
         else:
             model(*(example if isinstance(example, Sequence) else (example,)))
     finally:
@@ -189,16 +195,19 @@ def _timing(name: str, rows: dict[str, PackedRow], only_faster: bool) -> Callabl
     def hook(layer: Any, args: tuple[Tensor, ...], y: Tensor) -> None:
         if not rows[name].note:
             rows[name] = _measured(rows[name], layer, args[0], y, only_faster)
+        rows[name] = replace(rows[name], calls=rows[name].calls + 1)
 
     return hook
 
 
 def _measured(row: PackedRow, layer: Any, x: Tensor, y: Tensor, only_faster: bool) -> PackedRow:
+    if not x.numel():
+        raise LayerError(f"{row.name}: is given nothing by the example, so that it cannot be timed; give a larger one")
     trial = PackedLayer(copy.deepcopy(layer), row.name)
     _check_same(row.name, trial(x), y)
     dense, without = _in_turns(lambda: layer.forward(x), lambda: trial(x))
     packed = without < _WORTH * dense or not only_faster
-    note = "packed" if packed else "dense is faster"
+    note = "packed" if packed else "dense is faster" if without >= dense else f"gains less than {1 - _WORTH:.0%}"
     return replace(row, input=tuple(x.shape), dense=dense, without_zeros=without, packed=packed, note=note)
 
 
