@@ -201,7 +201,9 @@ def test_a_default_and_its_value_are_the_same_search():
     state = attached(SRSTE("auto"), steps=2)[-1].state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        attached(SRSTE("auto", probe=1000))[-1].load_state_dict(state)
+        other = attached(SRSTE("auto", probe=1000))[-1]
+        other.load_state_dict(state)
+    assert other.step == 2
 
 
 def test_a_search_that_has_ended_is_not_bound_to_its_options():

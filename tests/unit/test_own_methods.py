@@ -393,4 +393,5 @@ class Learns(nofm.Method):
 
 def test_a_learned_parameter_may_be_remembered():
     state = attached(Learns()).state_dict()
+    assert any("0.weight:0" in held for held in state["memory"].values())
     attached(Learns()).load_state_dict(state)
