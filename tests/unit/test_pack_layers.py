@@ -329,6 +329,20 @@ def test_a_layer_that_gains_next_to_nothing_stays_and_calls_are_counted(monkeypa
     assert "take 1500.000 ms instead of 3000.000 ms: 2.00 x" in str(report)
 
 
+def test_layers_inside_a_checkpoint_wrapper_are_packed_too():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = folded()
+    keys = list(model.state_dict())
+    model[8] = checkpoint_wrapper(model[8])
+    with torch.no_grad():
+        before = model(X)
+        assert nofm.pack_(model, only_faster=False).packed == 3
+        torch.testing.assert_close(model(X), before, rtol=1e-4, atol=1e-5)
+    assert list(model.state_dict()) == keys
+    assert nofm.unpack_(model) == 3
+
+
 def test_an_empty_example_is_refused():
     with pytest.raises(nofm.LayerError, match="3: is given nothing by the example"):
         nofm.pack_(folded(), torch.randn(0, 3, 14, 14))

@@ -22,7 +22,7 @@ from ..kernels import products
 from ..kinds import known_weights
 from ..overview import refuse_packed, table
 from ..readers import children_read
-from ..site import layer_name, sites
+from ..site import sites
 from ..sparsifying import unwrap
 from .layers import PackedLayer, why_not_packed
 
@@ -83,7 +83,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def pack_(model: nn.Module, example: Any = None, *, only_faster: bool = True) -> Packing:
     """Let the layers of a folded model compute without their zeros, in place, where that is faster: fp32 on the CPU, for inference.
 
@@ -150,7 +150,7 @@ def _with_zeros(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
         for known in known_weights(layer):
             weight: Tensor = getattr(layer, known.param)
             if weight.numel() and float((weight == 0).float().mean()) >= _ZEROS:
-                yield layer_name(name, known.param), weight, _why_not(name, layer, read, shared)
+                yield name if known.param == "weight" else f"{name}.{known.param}", weight, _why_not(name, layer, read, shared)
 
 
 def _why_not(name: str, layer: nn.Module, read: set[str], shared: set[str]) -> str:
