@@ -197,6 +197,19 @@ def test_a_scaled_step_that_overflows_is_skipped_and_the_scale_halved():
     torch.testing.assert_close(weight.detach(), torch.full((3,), 1 - 0.5 / math.sqrt(3)))
 
 
+def test_a_first_step_that_is_skipped_leaves_no_momentum_of_whatever_was_in_memory(monkeypatch):
+    """torch's fused SGD makes its momentum in a step whose kernel then does nothing."""
+    monkeypatch.setattr(torch, "empty_like", lambda like, **options: torch.full_like(like, float("nan"), **options))
+    precision = Precision("fp16", "cpu")
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.9, fused=True)
+    for factor, expected in ((float("inf"), 1.0), (1.0, 0.5), (float("inf"), 0.5), (1.0, 0.5 - 0.5 * 1.9)):
+        precision.backward((weight * factor).sum())
+        precision.step(optimizer, [weight])
+        optimizer.zero_grad()
+        torch.testing.assert_close(weight.detach(), torch.full((3,), expected), msg=f"after a gradient of {factor}")
+
+
 def test_a_run_whose_steps_were_skipped_until_its_method_had_no_time_left_says_so(tmp_path, monkeypatch):
     def overflowing(name, device, clip):
         precision = Precision("fp16", device, clip)

@@ -37,6 +37,8 @@ def gone_on(saved: nofm.Method, steps: int, method: nofm.Method, pattern: str = 
     """A network of `method` that goes on from a state of `saved` after so many steps."""
     before, parts = (trained(each, number, pattern, optimizers) for each, number in ((saved, steps), (method, 0)))
     parts[0].load_state_dict(before[0].state_dict())
+    for optimizer, saved_one in zip(parts[1], before[1], strict=True):  # or a first step that is skipped would leave momentum unwritten
+        optimizer.load_state_dict(saved_one.state_dict())
     with pytest.warns(UserWarning, match=f"which holds from step {steps} on"):
         parts[2].load_state_dict(before[2].state_dict())
     return parts

@@ -49,8 +49,18 @@ class Precision:
         if self.clip is not None:
             self.scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(parameters, self.clip)
+        first_scale = self.scaler.get_scale() if self.scaler.is_enabled() and not optimizer.state else 0.0
         self.scaler.step(optimizer)
         self.scaler.update()
+        if self.scaler.get_scale() < first_scale:
+            _forget_momentum(optimizer)
+
+
+def _forget_momentum(optimizer: Optimizer) -> None:
+    """After a first step that was skipped: torch's fused SGD has made momentum without writing to it, and would go on from there."""
+    for state in optimizer.state.values():
+        if isinstance(momentum := state.get("momentum_buffer"), Tensor):
+            momentum.zero_()
 
 
 class LossWatch:
