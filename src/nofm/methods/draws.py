@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import ranks
+from ..kernels import selection
 
 __all__ = ["Drawn", "draw"]
 
@@ -33,8 +33,8 @@ class Drawn(NamedTuple):
 def draw(seed: int, name: str, number: Tensor, shape: torch.Size) -> Drawn:
     """The numbers of step `number`, a whole number on the device that is to have them, for the weight `name` of this shape."""
     key = int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little", signed=True)
-    if ranks.draws_on(number, shape.numel()):
-        return Drawn(*ranks.drawn(key, number, _normal_quantiles(number.device), shape))
+    if selection.draws_on(number, shape.numel()):
+        return Drawn(*selection.drawn(key, number, _normal_quantiles(number.device), shape))
     begin = _mixed_(number * _STEP + key)
     bits = _mixed_(torch.arange(shape.numel(), device=number.device).view(shape).mul_(_STEP).add_(begin))
     quantiles = _normal_quantiles(number.device)

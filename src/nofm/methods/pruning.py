@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import shards
 from ..errors import OptimizerError
-from ..kernels import ranks
+from ..kernels import selection
 from ..masks import keep_top, magnitude_key
 from ..site import Site
 from .base import Memory, OwnedWeight, Step
@@ -101,8 +101,8 @@ def strongest(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[T
 
 
 def _tops(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[Tensor] | None) -> list[Tensor]:
-    if ranks.serves(scores):
-        return ranks.largest(scores, budget, among)
+    if selection.serves(scores):
+        return selection.largest(scores, budget, among)
     inside: Sequence[Tensor | None] = among or [None] * len(scores)
     return [_top(score, keep, mask) for score, keep, mask in zip(scores, budget, inside, strict=True)]
 

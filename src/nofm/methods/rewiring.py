@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import shards, ste
 from ..errors import OptimizerError
-from ..kernels import ranks
+from ..kernels import selection
 from ..masks import magnitude_key
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
@@ -130,8 +130,8 @@ def best(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     >>> best(torch.tensor([1.0, -3.0, 2.0, -2.0]), torch.tensor([True, False, True, True]), 1)
     tensor([False, False,  True, False])
     """
-    if ranks.serves([scores]):
-        return ranks.largest([scores], count.reshape(1) if isinstance(count, Tensor) else [count], [among])[0]
+    if selection.serves([scores]):
+        return selection.largest([scores], count.reshape(1) if isinstance(count, Tensor) else [count], [among])[0]
     key = torch.where(among, magnitude_key(scores), -1).reshape(-1)  # below every real key
     order = key.sort(descending=True, stable=True).indices
     chosen = torch.empty_like(key, dtype=torch.bool)
@@ -141,8 +141,8 @@ def best(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
 
 def best_of_each(scores: Sequence[Tensor], among: Sequence[Tensor], counts: Sequence[Tensor]) -> list[Tensor]:
     """`best` of each tensor, with counts that live on the device; together where that costs fewer launches."""
-    if ranks.serves(scores):
-        return ranks.largest(scores, torch.stack(list(counts)), among)
+    if selection.serves(scores):
+        return selection.largest(scores, torch.stack(list(counts)), among)
     return [best(score, mask, count) for score, mask, count in zip(scores, among, counts, strict=True)]
 
 

@@ -1,6 +1,6 @@
 """The Triton kernels that choose the largest of many weights, and that draw, against plain torch, through Triton's interpreter.
 
-A process of its own, started by test_ranks.py with TRITON_INTERPRET=1, which has to be set before Triton is imported. Prints a line for
+A process of its own, started by test_selection.py with TRITON_INTERPRET=1, which has to be set before Triton is imported. Prints a line for
 each comparison.
 """
 
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import nofm
-from nofm.kernels import ranks, triton_ranks
+from nofm.kernels import selection, triton_selection
 from nofm.kernels.select import use
 from nofm.methods.draws import draw
 from nofm.methods.pruning import strongest
 from nofm.methods.rewiring import best, best_of_each
 
-ranks._BLOCK = 256  # so that small tensors have several programs
+selection._BLOCK = 256  # so that small tensors have several programs
 SHARES = (0.0, 0.001, 0.3, 0.5, 0.9, 1.0)
 
 
@@ -56,7 +56,7 @@ def compare_largest(share: float, allowed: float | None, on_device: bool) -> Non
     counts = [round(share * w.numel()) for w in named.values()]
     inside = [torch.rand(w.shape) < (1 if allowed is None else allowed) for w in named.values()]
     given = torch.tensor(counts) if on_device else counts
-    found = ranks.largest(list(named.values()), given, None if allowed is None else inside)
+    found = selection.largest(list(named.values()), given, None if allowed is None else inside)
     for (name, w), mask, among, count in zip(named.items(), found, inside, counts, strict=True):
         assert torch.equal(mask, plain_top(w, among, count)), (name, share)
     print("compared largest", share, allowed, on_device)
@@ -64,13 +64,13 @@ def compare_largest(share: float, allowed: float | None, on_device: bool) -> Non
 
 def compare_long_stretches() -> None:
     """Programs that work on several blocks."""
-    triton_ranks.MOST_PROGRAMS, before = 3, triton_ranks.MOST_PROGRAMS
+    triton_selection.MOST_PROGRAMS, before = 2, triton_selection.MOST_PROGRAMS
     try:
         for name, w in weights().items():
-            for count in (w.numel() // 3, w.numel() - 1):
-                assert torch.equal(ranks.largest([w], [count])[0], plain_top(w, torch.ones(w.shape, dtype=torch.bool), count)), name
+            for count in (w.numel() // 3, w.numel() * 2 // 3, w.numel() - 1):
+                assert torch.equal(selection.largest([w], [count])[0], plain_top(w, torch.ones(w.shape, dtype=torch.bool), count)), name
     finally:
-        triton_ranks.MOST_PROGRAMS = before
+        triton_selection.MOST_PROGRAMS = before
     print("compared long stretches")
 
 
@@ -79,7 +79,7 @@ def compare_counts_out_of_range() -> None:
     w.view(torch.int32)[0] = -1  # the largest key there is
     for count in (-1, 0, 5, 2**31 - 1):
         for given in ([count], torch.tensor([count])):
-            assert ranks.largest([w], given)[0].tolist() == [count > 0] * 4
+            assert selection.largest([w], given)[0].tolist() == [count > 0] * 4
     print("compared counts out of range")
 
 
@@ -100,12 +100,12 @@ def compare_callers() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         expected = all_of_them(dtype)
         with use("triton"):
-            assert ranks.serves([s.to(dtype) for s in scores]) == (dtype == torch.float32)
+            assert selection.serves([s.to(dtype) for s in scores]) == (dtype == torch.float32)
             assert all(torch.equal(a, b) for a, b in zip(all_of_them(dtype), expected, strict=True)), dtype
     with use("triton"):
-        assert not ranks.serves([scores[0], scores[1].double()])
+        assert not selection.serves([scores[0], scores[1].double()])
         assert strongest([], []) == best_of_each([], [], []) == []
-    assert not ranks.serves(scores), "the interpreter serves only who asks for it"
+    assert not selection.serves(scores), "the interpreter serves only who asks for it"
     print("compared callers")
 
 
@@ -114,7 +114,7 @@ def compare_draws() -> None:
         for shape in (torch.Size([33, 77]), torch.Size([]), torch.Size([0, 3]), torch.Size([1024]), torch.Size([2, 3, 5, 7])):
             expected = draw(3, f"layer {number}", torch.tensor(number), shape)
             with use("triton"):
-                assert ranks.draws_on(torch.tensor(number), shape.numel())
+                assert selection.draws_on(torch.tensor(number), shape.numel())
                 found = draw(3, f"layer {number}", torch.tensor(number), shape)
             assert torch.equal(found.normal, expected.normal), (number, shape)
             assert torch.equal(found.uniform, expected.uniform), (number, shape)

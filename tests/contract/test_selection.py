@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def test_triton_chooses_and_draws_what_plain_torch_does():
-    script = Path(__file__).with_name("ranks_interpreted.py")
+    script = Path(__file__).with_name("selection_interpreted.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     environment.pop("NOFM_KERNELS", None)
     command = [sys.executable, str(script)]

@@ -4,7 +4,7 @@ They ask `serves` (`draws_on`) first, and go by plain torch operations where it 
 matter is groups, has no say in it, but what it is told to force holds here too.
 
 Nothing here waits for the device or depends on values, so a CUDA graph can hold it. Many tensors cost no more launches than one (see
-`triton_ranks`): zeros, four digits, ties, masks.
+`triton_selection`): zeros, four digits, ties, masks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .multi import at, hold, sent
-from .select import forced_path, has_triton, interpreting, is_traced, is_watched
+from .select import forced_path, has_triton, interpreting, is_traced
 
 __all__ = ["drawn", "draws_on", "largest", "serves"]
 
@@ -48,7 +48,7 @@ def _runs_on(device: torch.device) -> bool:
     """Whether Triton runs there and is not kept from it. Its interpreter, which is slow, serves only who asks for it."""
     forced = forced_path()
     wanted = forced in (None, "triton") if device.type == "cuda" else forced == "triton" and interpreting() and device.type == "cpu"
-    return wanted and has_triton() and not is_watched()
+    return wanted and has_triton()
 
 
 def largest(scores: Sequence[Tensor], counts: Sequence[int] | Tensor, among: Sequence[Tensor] | None = None) -> list[Tensor]:
@@ -57,7 +57,7 @@ def largest(scores: Sequence[Tensor], counts: Sequence[int] | Tensor, among: Seq
     counts  so many for each; a tensor of whole numbers where the device knows them. All, where there are fewer.
     among   masks outside of which nothing is chosen.
     """
-    from .triton_ranks import PASSES, WORK, digit_kernel, kept_kernel, ties_kernel
+    from .triton_selection import PASSES, WORK, digit_kernel, kept_kernel, ties_kernel
 
     flat = [score.detach().contiguous() for score in scores]
     inside = [] if among is None else [mask.contiguous() for mask in among]
@@ -87,8 +87,8 @@ def largest(scores: Sequence[Tensor], counts: Sequence[int] | Tensor, among: Seq
 
 
 def _tables(addresses: list[list[int]], sizes: list[int], counts: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """A row for each tensor, and the tensor that each program works on. See `triton_ranks`."""
-    from .triton_ranks import MOST_PROGRAMS
+    """A row for each tensor, and the tensor that each program works on. See `triton_selection`."""
+    from .triton_selection import MOST_PROGRAMS
 
     blocks = [max(1, -(-size // (_BLOCK * MOST_PROGRAMS))) for size in sizes]
     programs = [-(-size // (_BLOCK * each)) for size, each in zip(sizes, blocks, strict=True)]
