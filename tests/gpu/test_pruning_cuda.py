@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import nofm
+from nofm.kernels.select import use
+from nofm.methods.pruning import strongest
 
 pytestmark = pytest.mark.gpu
 
@@ -81,3 +83,30 @@ def test_replayed_steps_are_the_steps(name):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     for ours, theirs in zip(nofm.sites(model), nofm.sites(twin), strict=True):
         assert torch.equal(ours.mask(), theirs.mask())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("inside", [False, True], ids=["everywhere", "inside masks"])
+def test_the_strongest_by_triton_are_the_strongest_by_torch(share, inside):
+    torch.manual_seed(0)
+    shapes = [(64, 3, 3, 3), (512, 512, 3, 3), (10, 512), (1, 17)]
+    weights = [torch.randn(shape, device="cuda") for shape in shapes]
+    weights[1] = weights[1].to(memory_format=torch.channels_last)
+    weights[2] = weights[2].mul(4).round()
+    among = [torch.rand(w.shape, device="cuda") < 0.7 for w in weights] if inside else None
+    sizes = [w.numel() for w in weights]
+    for budget in ([round(share * size) for size in sizes], [round(share * sum(sizes))]):
+        with use("torch"):
+            expected = strongest(weights, budget, among)
+        assert all(torch.equal(a, b) for a, b in zip(strongest(weights, budget, among), expected, strict=True))
+    graph, budget = torch.cuda.CUDAGraph(), [round(share * size) for size in sizes]
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        found = strongest(weights, budget, among)
+    for _ in range(3):
+        for weight in weights:
+            weight.mul_(torch.randn_like(weight))
+        graph.replay()
+        with use("torch"):
+            expected = strongest(weights, budget, among)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

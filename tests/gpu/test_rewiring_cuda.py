@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import nofm
+from nofm.kernels.select import use
 from nofm.methods.draws import draw
+from nofm.methods.rewiring import best, best_of_each
 
 pytestmark = pytest.mark.gpu
 
@@ -96,3 +98,64 @@ def test_replays_draw_anew():
         seen.append(drawn.normal.clone())
     for at, normal in enumerate(seen, start=1):
         assert torch.equal(normal.cpu(), draw(0, "layer.weight", torch.tensor(at), torch.Size([64])).normal)
+
+
+def scores() -> list[torch.Tensor]:
+    """Random, tied, all equal, special, channels_last; sizes that are whole blocks and not, and one that gives a program several blocks."""
+    torch.manual_seed(0)
+    special = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0, -1.0, 0.0, -0.0, 1e-40], device="cuda")
+    return [
+        torch.rand(512, 513, device="cuda"),
+        (torch.randn(64, 64, 3, 3, device="cuda") * 8).round().to(memory_format=torch.channels_last),
+        torch.full((5000,), 0.25, device="cuda"),
+        special.repeat(1001),
+        torch.rand(4096, device="cuda"),
+        torch.rand(5_000_001, device="cuda").mul_(1 << 12).floor_(),
+        torch.rand(7, device="cuda")[1:],
+        torch.rand(0, device="cuda"),
+    ]
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-3, 0.3, 0.999, 1.0])
+@pytest.mark.parametrize("wide", [False, True], ids=["any size", "sizes that divide by 16"])
+def test_the_best_by_triton_are_the_best_by_torch(share, wide):
+    given = [s for s in scores() if not wide or s.numel() % 16 == 0]
+    among = [torch.rand(s.shape, device="cuda") < 0.8 for s in given]
+    counts = [(share * mask.sum()).long() for mask in among]
+    with use("torch"):
+        expected = [best(*each) for each in zip(given, among, counts, strict=True)]
+    for _ in range(5):  # programs come in another order every time
+        for found, mask in zip(best_of_each(given, among, counts), expected, strict=True):
+            assert torch.equal(found, mask)
+    for each, mask in zip(zip(given, among, map(int, counts), strict=True), expected, strict=True):
+        assert torch.equal(best(*each), mask)
+
+
+def test_replays_choose_by_the_count_that_is_on_the_device_then():
+    given = scores()
+    among = [torch.rand(s.shape, device="cuda") < 0.8 for s in given]
+    counts = [torch.tensor(1, device="cuda") for _ in given]
+    best_of_each(given, among, counts)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = best_of_each(given, among, counts)
+    for share in (0.0, 0.1, 0.7, 1.0, 0.01):
+        for s, count in zip(given, counts, strict=True):
+            count.fill_(int(share * s.numel()))
+        given[0].copy_(torch.rand_like(given[0]))
+        graph.replay()
+        with use("torch"):
+            expected = [best(*each) for each in zip(given, among, counts, strict=True)]
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), share
+
+
+@pytest.mark.parametrize("number", [0, 3, 123_456_789])
+def test_triton_draws_what_torch_draws(number):
+    at = torch.tensor(number, device="cuda")
+    for shape in (torch.Size([1000, 999]), torch.Size([64, 64, 3, 3]), torch.Size([1]), torch.Size([0])):
+        with use("torch"):
+            expected = draw(1, "a", at, shape)
+        found = draw(1, "a", at, shape)
+        assert torch.equal(found.normal, expected.normal)
+        assert torch.equal(found.uniform, expected.uniform)

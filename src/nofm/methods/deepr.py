@@ -13,7 +13,7 @@ from ..site import Site
 from .base import Memory, Step
 from .budget import check_weight
 from .draws import draw
-from .rewiring import Connections, alive, best
+from .rewiring import Connections, alive, best_of_each
 
 __all__ = ["DeepRewiring"]
 
@@ -57,6 +57,7 @@ class DeepRewiring(Connections):
         held = step.memory.tensors
         for owned in (*step.weights, *step.resting):
             held[_number(owned.site)].add_(1)
+        stays, scores, counts = [], [], []
         for owned in step.weights:
             before, weight = alive(owned.site), owned.weight
             drawn = draw(self.seed, owned.site.key, held[_number(owned.site)], before.shape)
@@ -66,7 +67,11 @@ class DeepRewiring(Connections):
             noise = shards.part_of(drawn.normal, owned.param)
             weight.add_((2 * self.temperature * lr).sqrt() * noise - self.l1 * lr * sign)  # pruned ones are zeroed below
             stay = before & ~shards.whole_of(weight * sign < 0, owned.param)  # a NaN stays, to be complained about
-            grow = best(drawn.uniform, ~stay, before.sum() - stay.sum())
+            stays.append(stay)
+            scores.append(drawn.uniform)
+            counts.append(before.sum() - stay.sum())
+        grows = best_of_each(scores, [~stay for stay in stays], counts)
+        for owned, stay, grow in zip(step.weights, stays, grows, strict=True):
             self.move_(step, owned, stay, grow)
 
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels import selection
+
 __all__ = ["Drawn", "draw"]
 
 
@@ -30,8 +32,10 @@ class Drawn(NamedTuple):
 
 def draw(seed: int, name: str, number: Tensor, shape: torch.Size) -> Drawn:
     """The numbers of step `number`, a whole number on the device that is to have them, for the weight `name` of this shape."""
-    key = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
-    begin = _mixed_(number * _STEP + int.from_bytes(key, "little", signed=True))
+    key = int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little", signed=True)
+    if selection.draws_on(number, shape.numel()):
+        return Drawn(*selection.drawn(key, number, _normal_quantiles(number.device), shape))
+    begin = _mixed_(number * _STEP + key)
     bits = _mixed_(torch.arange(shape.numel(), device=number.device).view(shape).mul_(_STEP).add_(begin))
     quantiles = _normal_quantiles(number.device)
     normal = (quantiles[bits & 0xFFFF] + quantiles[(bits >> 16) & 0xFFFF]) * 0.5**0.5

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import shards
 from ..errors import OptimizerError
+from ..kernels import selection
 from ..masks import keep_top, magnitude_key
 from ..site import Site
 from .base import Memory, OwnedWeight, Step
@@ -92,12 +93,18 @@ def strongest(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[T
     `among`: masks, outside of which nothing is kept.
     """
     if len(budget) == len(scores):
-        inside: Sequence[Tensor | None] = among or [None] * len(scores)
-        return [_top(score, keep, mask) for score, keep, mask in zip(scores, budget, inside, strict=True)]
+        return _tops(scores, budget, among)
     joined = torch.cat([score.reshape(-1) for score in scores])
-    mask = _top(joined, budget[0], None if among is None else torch.cat([mask.reshape(-1) for mask in among]))
+    [mask] = _tops([joined], budget, None if among is None else [torch.cat([mask.reshape(-1) for mask in among])])
     parts = mask.split([score.numel() for score in scores])
     return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
+
+
+def _tops(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[Tensor] | None) -> list[Tensor]:
+    if selection.serves(scores):
+        return selection.largest(scores, budget, among)
+    inside: Sequence[Tensor | None] = among or [None] * len(scores)
+    return [_top(score, keep, mask) for score, keep, mask in zip(scores, budget, inside, strict=True)]
 
 
 def _top(score: Tensor, keep: int, among: Tensor | None) -> Tensor:

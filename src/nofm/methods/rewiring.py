@@ -17,12 +17,13 @@ from torch import Tensor
 
 from .. import shards, ste
 from ..errors import OptimizerError
+from ..kernels import selection
 from ..masks import magnitude_key
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .budget import Allocation, allocate, check_allocation, check_share, check_whole
 
-__all__ = ["Connections", "Rewiring", "alive", "best", "chance", "reset_momentum_"]
+__all__ = ["Connections", "Rewiring", "alive", "best", "best_of_each", "chance", "reset_momentum_"]
 
 # What torch's optimizers gather about a weight from step to step. (Not Rprop's step size, which is no memory of gradients.)
 _MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta", "sum")
@@ -129,11 +130,20 @@ def best(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     >>> best(torch.tensor([1.0, -3.0, 2.0, -2.0]), torch.tensor([True, False, True, True]), 1)
     tensor([False, False,  True, False])
     """
+    if selection.serves([scores]):
+        return selection.largest([scores], count.reshape(1) if isinstance(count, Tensor) else [count], [among])[0]
     key = torch.where(among, magnitude_key(scores), -1).reshape(-1)  # below every real key
     order = key.sort(descending=True, stable=True).indices
     chosen = torch.empty_like(key, dtype=torch.bool)
     chosen[order] = torch.arange(key.numel(), device=key.device) < count  # `count` may live on the device: nothing waits for it
     return chosen.view(scores.shape) & among
+
+
+def best_of_each(scores: Sequence[Tensor], among: Sequence[Tensor], counts: Sequence[Tensor]) -> list[Tensor]:
+    """`best` of each tensor, with counts that live on the device; together where that costs fewer launches."""
+    if selection.serves(scores):
+        return selection.largest(scores, torch.stack(list(counts)), among)
+    return [best(score, mask, count) for score, mask, count in zip(scores, among, counts, strict=True)]
 
 
 def chance(seed: int, number: int, site: Site) -> Tensor:
