@@ -102,15 +102,19 @@ def _tables(addresses: list[list[int]], sizes: list[int], counts: list[int], dev
 
 
 def _kept(key: tuple[Any, ...], make: Callable[[], Tensor], device: torch.device) -> Tensor:
-    """What `make` gives, on the device; sent once for as long as the same key comes again, as it does where weights stay where they are."""
-    found = _ready.get((key, device))
+    """What `make` gives, on the device; sent once for as long as the same key comes again, as it does where weights stay where they are.
+
+    For each stream its own: another one would not wait for it to arrive, nor keep its memory from being used again.
+    """
+    here = (key, device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+    found = _ready.get(here)
     if found is None:
         found = sent(make(), device)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return found  # nobody else may read it: a graph sends it at every replay, and not before
         if len(_ready) >= _TABLES:  # addresses that do not come again
             _ready.clear()
-        _ready[key, device] = found
+        _ready[here] = found
     hold(found)
     return found
 
