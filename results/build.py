@@ -6,7 +6,7 @@
 A region is what stands between two comments, and prose around it is left alone:
 
     <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions, or a picture:
-    <!-- end -->                                                     figure, kept, lambda
+    <!-- end -->                                                     figure, kept, lambda, layers
 
     <!-- generated: overview FILE.toml -->   what became of the paper's claims: which of them were measured where
     <!-- end -->
@@ -145,9 +145,11 @@ def _region(root: Path, page: Path, request: str) -> str:
         return f"![{facts['title']}: score by the share of weights that is kept]({_place(folder / 'kept.png', page)})"
     if what == "lambda":
         return f"![{facts['title']}: score by lambda]({_place(folder / 'lambda.png', page)})"
+    if what == "layers":
+        return f"![{facts['title']}: masks that are not as at the start, by layer]({_place(folder / 'layers.png', page)})"
     raise ReportError(
         page,
-        f"generated: {request}: {what!r} is none of overview, verdicts, across, table, brief, claims, conditions, figure, kept, lambda",
+        f"generated: {request}: {what!r} is none of overview, verdicts, across, table, brief, claims, conditions, figure, kept, lambda, layers",
     )
 
 

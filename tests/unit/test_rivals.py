@@ -16,7 +16,7 @@ from nofm.engine.schedule import Lengths
 from nofm.recipes import find
 from nofm.recipes.studies import STUDIES
 
-RESULTS = Path(__file__).parents[2] / "results" / "cifar10-resnet20"
+RESULTS = Path(__file__).parents[2] / "results"
 STEPS_OF_AN_EPOCH = {"cifar10/resnet20": 97, "cifar10/resnet18": 195, "imagenet/resnet50": 5004, "digits": 22}
 
 
@@ -24,17 +24,24 @@ def configs(study: str, base: RunConfig) -> dict[str, RunConfig]:
     return {row.label: row.config for row in STUDIES[study](base).rows}
 
 
-def as_trained() -> RunConfig:
+def as_trained(network: str) -> RunConfig:
     """The base of the runs under results/, as its README has them made."""
-    base = find("cifar10/resnet20")
-    return dataclasses.replace(base, engine=dataclasses.replace(base.engine, epochs=60, precision="bf16", log_every=97))
+    base = find(f"cifar10/{network}")
+    method = dataclasses.replace(base.sparsity.method, decay=1.6e-3)
+    return dataclasses.replace(
+        base,
+        engine=dataclasses.replace(base.engine, epochs=60, precision="bf16", log_every=97),
+        sparsity=dataclasses.replace(base.sparsity, pattern="1:16", method=method),
+    )
 
 
+@pytest.mark.parametrize("network", ["resnet20", "resnet18"])
 @pytest.mark.parametrize("study", ["table2", "table3"])
-def test_rows_that_are_trained_keep_their_configurations(study):
+def test_rows_that_are_trained_keep_their_configurations(study, network):
     """Or their runs would have to be made again: a study looks for them by this digest."""
-    trained = {run["label"]: run["config"] for run in csv.DictReader((RESULTS / study / "runs.csv").read_text().splitlines())}
-    made = {label: digest(to_dict(config)) for label, config in configs(study, as_trained()).items()}
+    lines = (RESULTS / f"cifar10-{network}" / study / "runs.csv").read_text().splitlines()
+    trained = {run["label"]: run["config"] for run in csv.DictReader(lines)}
+    made = {label: digest(to_dict(config)) for label, config in configs(study, as_trained(network)).items()}
     assert len(trained) >= 3
     assert {label: made[label] for label in trained} == trained
 

@@ -105,7 +105,11 @@ def test_a_line_goes_through_the_mean_of_rows_that_keep_as_many(run):
 
 
 def test_ticks_are_left_out_where_the_last_one_is_near():
-    assert study_figure.apart([5, 5.6, 6.25, 7, 8, 9, 10]) == [5, 6.25, 8, 10]
+    """Near is a share of the axis: 5 and 5.6 are far apart where it ends at 10, and not where it begins at 0.4 and ends at 100."""
+    assert study_figure.apart([5, 5.6, 6.25, 7, 8, 9, 10]) == [5, 5.6, 6.25, 7, 8, 9, 10]
+    assert study_figure.apart([0.4, 1.24, 4.11, 5, 5.35, 6.25, 25, 100]) == [0.4, 1.24, 4.11, 5, 6.25, 25, 100]
+    assert study_figure.apart([0.4, 1.24, 4.11, 5, 5.35, 6.25, 25, 100], 0.1) == [0.4, 1.24, 4.11, 25, 100]
+    assert (study_figure.apart([]), study_figure.apart([5])) == ([], [5])
 
 
 def test_the_names_of_all_studies_are_read_right():

@@ -134,14 +134,16 @@ def _ends(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], 
     _name_the_far(score, [[measure.factor * run.score for run in rows[label]] for label in order], measure.digits)
     changes.set_xlim(left=-0.02 * changes.get_xlim()[1])  # dots at zero are whole
     kept.set_xscale("log")  # 5 % and 6 % are as far apart as 50 and 60
-    kept.set_xticks(apart(sorted({float(f"{100 * run.kept:.3g}") for runs in rows.values() for run in runs}), 1.3))
+    kept.set_xticks(apart(sorted({float(f"{100 * run.kept:.3g}") for runs in rows.values() for run in runs}), 0.1))
     kept.xaxis.set_minor_locator(NullLocator())
     kept.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     return figure
 
 
-def apart(places: Sequence[float], least: float = 1.15) -> list[float]:
-    """Of these places on a logarithmic axis, in order, those that are far enough from the one before for both to be written."""
+def apart(places: Sequence[float], share: float = 0.033) -> list[float]:
+    """Of these places on a logarithmic axis, in order, those that are far enough from the one before for both to be written: by this share
+    of the way from the first to the last."""
+    least = (places[-1] / places[0]) ** share if places and places[0] > 0 else 1.0
     shown: list[float] = []
     for place in places:
         if not shown or place > least * shown[-1]:
