@@ -149,7 +149,8 @@ def _region(root: Path, page: Path, request: str) -> str:
         return f"![{facts['title']}: masks that are not as at the start, by layer]({_place(folder / 'layers.png', page)})"
     raise ReportError(
         page,
-        f"generated: {request}: {what!r} is none of overview, verdicts, across, table, brief, claims, conditions, figure, kept, lambda, layers",
+        f"generated: {request}: {what!r} is none of overview, verdicts, across, table, brief, claims, conditions, "
+        "figure, kept, lambda, layers",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from . import shards, ste
@@ -83,7 +84,7 @@ class Site:
         with `ste.held` as if they were kept at zero. They keep their values, unseen, unless the caller sets them to zero."""
         stored = self.stored_mask
         if stored is None or stored.device != mask.device:
-            mask = mask.clone()  # or the next one would be written into the caller's
+            mask = _laid_out_as(self.weight, mask)  # a copy, or the next one would be written into the caller's
         for module, param in self.users:
             store_mask_(module, param, mask)
         self.look_through(lens)
@@ -116,6 +117,14 @@ class Site:
         """What the layer computes with, as this process's part of it."""
         stored = None if self.stored_mask is None else self.mask()
         return self.lens(shards.local(self.weight.detach()), self.grouping, stored)
+
+
+def _laid_out_as(weight: Tensor, mask: Tensor) -> Tensor:
+    """A copy of `mask` that lies in memory as its weight does: the two are read together in every step, and of different layouts
+    (channels_last) that takes a GPU several times as long."""
+    if shards.local(weight) is not weight or weight.shape != mask.shape or weight.device != mask.device:  # not all of it is here
+        return mask.clone()
+    return torch.empty_like(weight.detach(), dtype=torch.bool).copy_(mask)
 
 
 def sites(model: nn.Module) -> Iterator[Site]:

@@ -545,3 +545,26 @@ def test_phases_name_the_steps_that_masks_move_in():
     assert [SNIP(batches=2).phase(number) for number in (1, 2, 3)] == [None, None, "frozen"]
     assert {method.phase(n) for method in (UnstructuredSTE(), DNW(), STR()) for n in range(1, 9)} == {"train"}
     assert len(set(itertools.chain.from_iterable({method.phase(n) for n in range(1, 50)} for method in (gmp, lottery)))) == 2
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "method", [nofm.UnstructuredSTE(0.75), nofm.GMP(0.75, end_at=2, every=1), nofm.SET(0.75, every=2)], ids=["ste", "gmp", "set"]
+)
+def test_a_stored_mask_lies_in_memory_as_its_weight_does(method, layout):
+    """The two are read together in every step, and layouts side by side cost a GPU several times as long; the values are the same."""
+    masks = []
+    for memory_format in (torch.contiguous_format, layout):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Conv2d(12, 4, 3)).to(memory_format=memory_format)
+        nofm.sparsify_(model, "1:1", preset="all")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        nofm.attach(method, model, optimizer)
+        for _ in range(3):  # the first mask, and those that are written in its place
+            model(torch.linspace(-1, 1, 2 * 8 * 36).view(2, 8, 6, 6)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for site in nofm.sites(model):
+            assert site.stored_mask.stride() == site.weight.stride(), site.name
+        masks.append([site.stored_mask.contiguous() for site in nofm.sites(model)])
+    assert all(torch.equal(one, other) for one, other in zip(*masks, strict=True))

@@ -49,8 +49,7 @@ class SNFS(Rewiring):
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         super().start(sites, memory)
         for site in sites:
-            weight = site.weight
-            memory.tensors[_name(site)] = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+            memory.tensors[_name(site)] = torch.zeros_like(shards.whole(site.weight.detach()))  # in its layout, as gradients are
 
     def before_step(self, step: Step) -> None:
         for owned in step.weights:
