@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from nofm.cli.folders import begun
 from nofm.cli.main import COMMANDS, main
@@ -233,6 +234,50 @@ def test_bench_of_a_small_network(capsys):
     assert "nofm: --input 1 32 32: torchvision/resnet18 cannot compute it:" in capsys.readouterr().err
     assert main(["bench", "digits", "--pattern", "1:16"]) == 2
     assert "digits is a recipe, and its network is cnn" in capsys.readouterr().err
+
+
+def test_bench_of_a_run_is_of_its_own_weights(run, tmp_path, capsys, monkeypatch):
+    """Its zeros lie where training has left them, and its images have the sizes of its data."""
+    measured = []
+    monkeypatch.setattr("nofm.deploy.bench", lambda model, example, compiled: measured.append((model, example)) or "measured")
+    assert main(["bench", str(run), "--batch", "3"]) == 0
+    ((model, example),) = measured
+    assert tuple(example.shape) == (3, 1, 8, 8)
+    assert not model.training
+    exported = load_file(run / "model.safetensors")
+    assert exported.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, exported[name]) for name, value in model.state_dict().items())
+    monkeypatch.undo()
+    assert main(["bench", str(run), "--batch", "32"]) == 0
+    shown = capsys.readouterr().out
+    assert "conv2" in shown
+    assert "the whole network (15 rounds in turns, medians):" in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["RUN", "--pattern", "2:4"], "--pattern and --preset: RUN is a run, whose weights have their zeros; leave them out"),
+        (["RUN", "--input", "3", "8", "8"], "--input 3 8 8: RUN cannot compute it:"),
+        (["cnn"], "--pattern is missing: nofm bench cnn --pattern 1:16"),
+        (["EMPTY"], "EMPTY: no run folder (it has no run.json)"),
+        (["UNFINISHED"], "UNFINISHED/model.safetensors: is not there; has the run ended? Go on with it by nofm resume UNFINISHED"),
+        (["OTHER"], "OTHER: is a run of translation; only the networks of classification can be run by themselves yet"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bench_says_what_it_cannot_measure(run, tmp_path, capsys, args, said):
+    places = {"RUN": str(run), **{name: str(tmp_path / name) for name in ("EMPTY", "UNFINISHED", "OTHER")}}
+    for name in ("EMPTY", "UNFINISHED", "OTHER"):
+        (tmp_path / name).mkdir()
+    facts = json.loads((run / "run.json").read_text())
+    (tmp_path / "UNFINISHED" / "run.json").write_text(json.dumps(facts))
+    facts["config"]["task"]["kind"] = "translation"
+    (tmp_path / "OTHER" / "run.json").write_text(json.dumps(facts))
+    assert main(["bench", *(places.get(arg, arg) for arg in args)]) == 2
+    for name, place in places.items():
+        said = re.sub(rf"\b{name}\b", place, said)
+    assert said in capsys.readouterr().err
 
 
 def test_report_of_a_run(run, tmp_path, capsys):

@@ -209,18 +209,6 @@ def _mask_sizes(path: Path) -> dict[str, int]:
     return {layer: math.prod(shape) for layer, shape in shapes.items()}
 
 
-def _meant(model: str) -> str:
-    """A hint for who has named a recipe instead of its network, or has left out where a network comes from."""
-    from ..engine.problems.classification import OWN_MODELS
-    from ..recipes import RECIPES
-
-    if model in RECIPES and (name := RECIPES[model]().model.name) in OWN_MODELS:
-        return f"; {model} is a recipe, and its network is {name}"
-    from torchvision.models import list_models
-
-    return near(model, [*OWN_MODELS, *(f"torchvision/{name}" for name in list_models())])
-
-
 def cost(
     model: Positional[Annotated[str, arg(metavar="MODEL")]],
     pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
@@ -239,33 +227,21 @@ def cost(
 
     from .. import cost as count
     from .. import sparsify_
+    from .networks import named
 
     with torch.device("meta"):
-        network = _network(model, input)
+        network = named(model, input)
         if pattern is not None:
             sparsify_(network, pattern, preset=preset)
         print(count(network, (1, *input)))
     return 0
 
 
-def _network(model: str, input: tuple[int, ...]) -> Any:
-    """A model by its name, with weights from chance, for images of these sizes."""
-    from ..engine.problems.classification import MODEL_PREFIXES, OWN_MODELS, SMALL_MODELS
-
-    if len(input) != 3 or min(input) < 1:
-        raise ConfigError(f"--input {' '.join(map(str, input))}: must be three sizes above 0: channels, height, width")
-    if model not in OWN_MODELS and not model.startswith(MODEL_PREFIXES):
-        raise ConfigError(f"{model!r} is no model; write torchvision/NAME, timm/NAME or one of {', '.join(OWN_MODELS)}{_meant(model)}")
-    from ..tasks.models import build_model
-
-    return build_model(model, 10 if model in SMALL_MODELS else 1000, input[0])
-
-
 def bench(
-    model: Positional[Annotated[str, arg(metavar="MODEL")]],
-    pattern: Annotated[str, arg(metavar="N:M", help_behavior_hint="(required)")],
+    model: Positional[Annotated[str, arg(metavar="MODEL|RUN")]],
+    pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
     preset: Literal["default", "paper", "asp", "all"] = "default",
-    input: Annotated[tuple[int, ...], arg(metavar="C H W")] = (3, 224, 224),
+    input: Annotated[tuple[int, ...] | None, arg(metavar="C H W", help_behavior_hint="(default: 3 224 224, or as the run has them)")] = None,
     batch: int = 1,
     threads: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     compile: bool = False,
@@ -273,35 +249,30 @@ def bench(
     """How fast a network is on this CPU, in fp32, dense and without its zeros (nofm.pack_): layer by layer, and as a whole.
 
     Args:
-        model: torchvision/NAME, timm/NAME, or one of nofm's own (cnn, cifar/resnet20, ...), with weights from chance.
-        pattern: Of the sparse layers.
+        model: torchvision/NAME, timm/NAME or one of nofm's own (cnn, ...), with weights from chance; or a finished run of classification.
+        pattern: Of the sparse layers; a run has its own.
         preset: What stays dense: first convolution and classifier (default), classifier (paper), as in NVIDIA's ASP (asp), none (all).
         input: Channels, height and width of an image.
         batch: Images of a forward.
         threads: Of torch; as many as it takes by itself where nothing is said.
         compile: Measure both networks compiled by torch, too, which takes a minute.
     """
-    import torch
-
-    from .. import fold_, sparsify_
-    from ..deploy import bench as measured
-
     if batch < 1 or (threads is not None and threads < 1):
         raise ConfigError("--batch and --threads: must be above 0")
+    is_run = Path(model).is_dir()
+    if is_run and (pattern is not None or preset != "default"):
+        raise ConfigError(f"--pattern and --preset: {model} is a run, whose weights have their zeros; leave them out")
+    if not is_run and pattern is None:
+        raise ConfigError(f"--pattern is missing: nofm bench {model} --pattern 1:16")
+    import torch
+
+    from ..deploy import bench as measured
+    from .networks import folded, of_run
+
     if threads is not None:
         torch.set_num_threads(threads)
-    network, example = _network(model, input).eval(), torch.randn(batch, *input)
-    for weight in network.parameters():  # some networks begin with zeros in their classifier, which are of no pattern
-        if weight.dim() > 1 and not weight.any():
-            torch.nn.init.normal_(weight, std=0.02)
-    try:
-        with torch.no_grad():
-            network(example)
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"--input {' '.join(map(str, input))}: {model} cannot compute it: {error}") from None
-    sparsify_(network, pattern, preset=preset)
-    fold_(network)
-    print(measured(network, example, compiled=compile))
+    network, sizes = of_run(Path(model), input) if is_run else folded(model, str(pattern), preset, input or (3, 224, 224))
+    print(measured(network, torch.randn(batch, *sizes), compiled=compile))
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
     return 0
 

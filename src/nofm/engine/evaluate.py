@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..data.loader import Batch, Tests
 from ..tasks.base import Task
@@ -38,7 +39,7 @@ from .resolve import Origins, explain, to_dict
 from .signals import Stopped, StopRequest
 from .world import World, joined_world
 
-__all__ = ["MACHINE_FIELDS", "Evaluation", "Interrupted", "allowed_fields", "evaluate", "planned"]
+__all__ = ["AVERAGE", "MACHINE_FIELDS", "PLAIN", "Evaluation", "Interrupted", "allowed_fields", "evaluate", "load_weights_", "planned"]
 
 PLAIN, AVERAGE = "model.safetensors", "model-ema.safetensors"
 # What may be changed beside a problem's `test_fields`: where and how it is computed.
@@ -213,7 +214,7 @@ def _measured(
     metrics: dict[str, float] = {}
     skipped = 0
     for prefix, path in evaluation.weights.items():
-        _load_(task, path)
+        load_weights_(task.model, path)
         found = metrics_of(task, summed(task, tests.test(), measure, look), world)
         metrics |= {f"{prefix}{name}": value for name, value in found.items()}
         skipped = skipped or tests.skipped  # which goes on counting, and other weights meet the same ones again
@@ -222,12 +223,12 @@ def _measured(
     return metrics
 
 
-def _load_(task: Task, path: Path) -> None:
-    """The weights of `path` in the task's network; raises unless they are all its weights and no others."""
+def load_weights_(model: nn.Module, path: Path) -> None:
+    """Put the weights of `path` into a run's network; raises unless they are all its weights and no others."""
     given = read_weights(path)
-    if found := misfits(task.model.state_dict(), given):
+    if found := misfits(model.state_dict(), given):
         raise ConfigError(f"{path}: these are not the weights of the network that the run describes ({listed(found)})")
-    task.model.load_state_dict(given)
+    model.load_state_dict(given)
 
 
 def _last_step(run: Path) -> int:

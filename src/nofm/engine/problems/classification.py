@@ -208,6 +208,12 @@ def _trained_on(c: RunConfig, run: Path) -> list[str]:
     return sorted(entry.name for entry in there.iterdir() if entry.is_dir())
 
 
+def blank_network(c: RunConfig, run: Path) -> tuple[nn.Module, tuple[int, int, int]]:
+    """The network of the run in this folder, which was trained by `c`, before its weights are loaded, and the sizes of an image."""
+    classes = _CLASSES if c.data.name != "folder" else len(known_classes(run) or _trained_on(c, run))
+    return _model(c, classes, pretrained=False), _shape(c)
+
+
 def _shape(c: RunConfig) -> tuple[int, int, int]:
     """Channels, height and width of the images."""
     size = c.data.size or 224
