@@ -249,7 +249,7 @@ def bench(
     """How fast a network is on this CPU, in fp32, dense and without its zeros (nofm.pack_): layer by layer, and as a whole.
 
     Args:
-        model: torchvision/NAME, timm/NAME or one of nofm's own (cnn, ...), with weights from chance; or a finished run of classification.
+        model: torchvision/NAME, timm/NAME or one of nofm's own (cnn, ...), with weights from chance; or a finished run of a classifier.
         pattern: Of the sparse layers; a run has its own.
         preset: What stays dense: first convolution and classifier (default), classifier (paper), as in NVIDIA's ASP (asp), none (all).
         input: Channels, height and width of an image.
