@@ -241,7 +241,7 @@ def bench(
     model: Positional[Annotated[str, arg(metavar="MODEL|RUN")]],
     pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
     preset: Literal["default", "paper", "asp", "all"] = "default",
-    input: Annotated[tuple[int, ...] | None, arg(metavar="C H W", help_behavior_hint="(default: 3 224 224, or as the run has them)")] = None,
+    input: Annotated[tuple[int, ...] | None, arg(metavar="C H W", help_behavior_hint="(default: 3 224 224, or as a run has them)")] = None,
     batch: int = 1,
     threads: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     compile: bool = False,

@@ -38,9 +38,7 @@ def _meant(model: str) -> str:
     return near(model, [*OWN_MODELS, *(f"torchvision/{name}" for name in list_models())])
 
 
-def folded(
-    model: str, pattern: str, preset: Preset, input: tuple[int, ...]
-) -> tuple[Any, tuple[int, ...]]:
+def folded(model: str, pattern: str, preset: Preset, input: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
     """A model by its name, with N:M zeros; and the sizes of its images."""
     network = named(model, input).eval()
     for weight in network.parameters():  # some networks begin with zeros in their classifier, which are of no pattern
