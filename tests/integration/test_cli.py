@@ -260,18 +260,21 @@ def test_bench_of_a_run_is_of_its_own_weights(run, tmp_path, capsys, monkeypatch
         (["RUN", "--pattern", "2:4"], "--pattern and --preset: RUN is a run, whose weights have their zeros; leave them out"),
         (["RUN", "--input", "3", "8", "8"], "--input 3 8 8: RUN cannot compute it:"),
         (["cnn"], "--pattern is missing: nofm bench cnn --pattern 1:16"),
+        (["nosuch"], "'nosuch' is no model, nor is there a run folder of that name; write torchvision/NAME"),
         (["EMPTY"], "EMPTY: no run folder (it has no run.json)"),
+        (["ABOVE"], "ABOVE: no run folder (it has no run.json); give a run that is in it, such as UNFINISHED"),
         (["UNFINISHED"], "UNFINISHED/model.safetensors: is not there; has the run ended? Go on with it by nofm resume UNFINISHED"),
         (["OTHER"], "OTHER: is a run of translation; only the networks of classification can be run by themselves yet"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_bench_says_what_it_cannot_measure(run, tmp_path, capsys, args, said):
-    places = {"RUN": str(run), **{name: str(tmp_path / name) for name in ("EMPTY", "UNFINISHED", "OTHER")}}
-    for name in ("EMPTY", "UNFINISHED", "OTHER"):
-        (tmp_path / name).mkdir()
+    places = {"RUN": str(run), **{name: str(tmp_path / name) for name in ("EMPTY", "OTHER", "ABOVE")}}
+    places["UNFINISHED"] = str(tmp_path / "ABOVE" / "run")
+    for place in list(places.values())[1:]:
+        Path(place).mkdir()
     facts = json.loads((run / "run.json").read_text())
-    (tmp_path / "UNFINISHED" / "run.json").write_text(json.dumps(facts))
+    Path(places["UNFINISHED"], "run.json").write_text(json.dumps(facts))
     facts["config"]["task"]["kind"] = "translation"
     (tmp_path / "OTHER" / "run.json").write_text(json.dumps(facts))
     assert main(["bench", *(places.get(arg, arg) for arg in args)]) == 2

@@ -515,6 +515,13 @@ def test_a_bench_is_beside_the_faster_dense_network():
     assert lines[5].split()[:5] == ["packed,", "compiled", "500.00", "ms", "4.00"]
 
 
+def test_a_bench_says_where_nothing_was_packed():
+    seconds = {"dense": 4.0, "dense, channels_last": 3.0, "packed": 3.1}
+    said = "No layer was faster without its zeros, so dense and packed are the same network, and differ by noise."
+    assert str(Bench(nofm.pack_(folded(), only_faster=False), seconds, 7)).count(said) == 0
+    assert str(Bench(packing.Packing((), 1), seconds, 7)).splitlines()[-1] == said
+
+
 def test_a_bench_runs_and_leaves_the_model_alone():
     model = folded()
     before = model.state_dict()

@@ -262,12 +262,15 @@ def bench(
     is_run = Path(model).is_dir()
     if is_run and (pattern is not None or preset != "default"):
         raise ConfigError(f"--pattern and --preset: {model} is a run, whose weights have their zeros; leave them out")
-    if not is_run and pattern is None:
-        raise ConfigError(f"--pattern is missing: nofm bench {model} --pattern 1:16")
+    from .networks import check_name, folded, of_run
+
+    if not is_run:
+        check_name(model, ", nor is there a run folder of that name")
+        if pattern is None:
+            raise ConfigError(f"--pattern is missing: nofm bench {model} --pattern 1:16")
     import torch
 
     from ..deploy import bench as measured
-    from .networks import folded, of_run
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -36,7 +36,9 @@ def check_run(run: Path) -> None:
     """Raise unless `run` is a run folder."""
     if not (run / "run.json").is_file():
         siblings = [p.parent for p in run.parent.glob("*/run.json")] if run.parent.is_dir() else []
-        raise ConfigError(f"{run}: no run folder (it has no run.json){near_path(run, siblings)}")
+        inside = next((found for found in runs_in(run) if found != run), None)
+        hint = f"; give a run that is in it, such as {inside}" if inside else near_path(run, siblings)
+        raise ConfigError(f"{run}: no run folder (it has no run.json){hint}")
 
 
 def layers_of(run: Path) -> list[tuple[str, bool, str]]:

@@ -17,16 +17,21 @@ from ..recipes import RECIPES
 from ..tasks.models import build_model
 from .folders import started_with
 
-__all__ = ["folded", "named", "of_run"]
+__all__ = ["check_name", "folded", "named", "of_run"]
 
 
 def named(model: str, input: tuple[int, ...]) -> Any:
     """A model by its name, for images of these sizes."""
     if len(input) != 3 or min(input) < 1:
         raise ConfigError(f"--input {' '.join(map(str, input))}: must be three sizes above 0: channels, height, width")
-    if model not in OWN_MODELS and not model.startswith(MODEL_PREFIXES):
-        raise ConfigError(f"{model!r} is no model; write torchvision/NAME, timm/NAME or one of {', '.join(OWN_MODELS)}{_meant(model)}")
+    check_name(model)
     return build_model(model, 10 if model in SMALL_MODELS else 1000, input[0])
+
+
+def check_name(model: str, nor: str = "") -> None:
+    """Raise unless a model can have this name; `nor` says what else it is not."""
+    if model not in OWN_MODELS and not model.startswith(MODEL_PREFIXES):
+        raise ConfigError(f"{model!r} is no model{nor}; write torchvision/NAME, timm/NAME or one of {', '.join(OWN_MODELS)}{_meant(model)}")
 
 
 def _meant(model: str) -> str:

@@ -41,6 +41,8 @@ class Bench:
         for name, seconds in self.seconds.items():
             ratio = f"   {self._dense(like=name) / seconds:.2f} x the faster dense one" if name.startswith("packed") else ""
             lines.append(f"  {name:22}{seconds * 1e3:10.2f} ms{ratio}")
+        if not self.packing.packed:
+            lines.append("No layer was faster without its zeros, so dense and packed are the same network, and differ by noise.")
         return "\n".join(lines)
 
     def _dense(self, like: str) -> float:
