@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import NofmError
+from ..methods.pruning import clear_
 
 __all__ = ["LossWatch", "NonFiniteLossError", "Precision"]
 
@@ -52,15 +53,9 @@ class Precision:
         first_scale = self.scaler.get_scale() if self.scaler.is_enabled() and not optimizer.state else 0.0
         self.scaler.step(optimizer)
         self.scaler.update()
-        if self.scaler.get_scale() < first_scale:
-            _forget_momentum(optimizer)
-
-
-def _forget_momentum(optimizer: Optimizer) -> None:
-    """After a first step that was skipped: torch's fused SGD has made momentum without writing to it, and would go on from there."""
-    for state in optimizer.state.values():
-        if isinstance(momentum := state.get("momentum_buffer"), Tensor):
-            momentum.zero_()
+        if self.scaler.get_scale() < first_scale:  # torch's fused SGD has made momentum without writing to it, and would go on from there
+            for state in optimizer.state.values():
+                clear_(state)
 
 
 class LossWatch:
