@@ -16,7 +16,7 @@ import pytest
 from short_runs import digests
 from small_runs import SMALL, changed
 
-from nofm.engine.apart import train_apart
+from nofm.engine.apart import _next_ones, train_apart
 from nofm.engine.config import ConfigError, MethodConfig
 from nofm.engine.signals import Stopped, StopRequest
 from nofm.engine.train import Job, train
@@ -47,6 +47,13 @@ def test_runs_end_as_if_alone_and_an_error_is_its_own_runs(tmp_path):
     for i in (0, 2):
         assert found[i] == train(configs[i], tmp_path / f"alone-{i}")
         assert digests(tmp_path / f"apart-{i}") == digests(tmp_path / f"alone-{i}")
+
+
+def test_every_run_is_taken_once_by_whoever_asks_next():
+    taken = multiprocessing.get_context("spawn").Value("q", 0)
+    quick, slow = _next_ones(taken, 4), _next_ones(taken, 4)
+    assert [next(slow), next(quick), next(quick), next(quick)] == [0, 1, 2, 3]
+    assert list(slow) == list(quick) == []
 
 
 def test_no_more_processes_than_runs_and_none_under_torchrun(tmp_path, monkeypatch):
@@ -82,7 +89,7 @@ from pathlib import Path
 sys.path[:0] = {paths}
 from test_apart import LONG
 from small_runs import changed
-from nofm.engine.apart import train_apart
+from nofm.engine.apart import _next_ones, train_apart
 from nofm.engine.signals import StopRequest
 from nofm.engine.train import Job
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from nofm.engine import compiling
 from nofm.engine.config import ConfigError, MethodConfig, RunConfig
 from nofm.engine.signals import Stopped, StopRequest
-from nofm.engine.train import Job, train, train_together
+from nofm.engine.train import Job, train, train_taken, train_together
 from nofm.errors import NofmError
 
 DROPOUT = changed(SMALL, model={"dropout": 0.2})
@@ -29,6 +29,19 @@ def test_runs_made_together_end_as_runs_made_alone(tmp_path):
     assert len({str(metrics) for metrics in together}) == 3
     for i in range(3):
         assert digests(tmp_path / f"together-{i}") == digests(tmp_path / f"alone-{i}")
+
+
+def test_the_next_run_is_asked_for_when_a_lane_is_free(tmp_path):
+    """Another process may take it meanwhile."""
+    jobs = [Job(changed(SMALL, seed=seed), tmp_path / str(seed)) for seed in range(3)]
+
+    def numbers():
+        yield 2
+        assert (tmp_path / "2" / "model.safetensors").exists()
+        yield 0
+
+    assert list(train_taken(jobs, numbers(), lanes=1, stop=StopRequest())) == [2, 0]
+    assert not (tmp_path / "1").exists()
 
 
 def test_an_error_of_one_run_does_not_end_the_others(tmp_path):

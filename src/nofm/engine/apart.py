@@ -2,12 +2,14 @@
 them, and one process leaves most of a GPU idle, and most cores. (Under NVIDIA's MPS kernels of several processes run side by side;
 without it they take turns.)
 
-Each process has a share of the runs and makes them as `train_together` does. Signals are the parent's to pass on: a process that is still
+Each process takes the next run of one list when it has a lane free, and makes it as `train_together` does: runs differ in length, and with
+fixed shares one process would still train where the others have long ended. Signals are the parent's to pass on: a process that is still
 starting may not hear the first, so it is told until it ends. A process whose parent has gone stops by itself, with checkpoints.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -22,7 +24,7 @@ from typing import Any, TypeAlias
 from ..errors import NofmError
 from .config import ConfigError
 from .signals import Stopped, StopRequest, listening
-from .train import Job, train_together
+from .train import Job, train_taken
 
 __all__ = ["train_apart"]
 
@@ -33,17 +35,18 @@ def train_apart(jobs: Sequence[Job], *, processes: int, lanes: int = 4, stop: St
     """As `train_together`, by so many processes, each with `lanes`. Raises `Stopped` when `stop` is asked to and all have ended."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("several processes with runs of their own cannot be started under torchrun; start them without it")
-    shares = [list(range(len(jobs)))[i::processes] for i in range(min(processes, len(jobs)))]
+    processes = min(processes, len(jobs))
+    lanes = min(lanes, math.ceil(len(jobs) / max(1, processes)))  # so that whoever starts first does not take them all
     results: dict[int, _Result] = {}
     stopped: Stopped | None = None
-    with _started([[jobs[number] for number in share] for share in shares], lanes) as children:
+    with _started(jobs, processes, lanes) as children:
         _wait(children, stop)
-        for share, child in zip(shares, children, strict=True):
+        for child in children:
             found = child.answer
             if isinstance(found, Stopped):
                 stopped = stopped or found
             elif found is not None:
-                results |= dict(zip(share, found, strict=True))
+                results |= found
     if len(results) < len(jobs):
         raise stopped or Stopped(stop.number, 0)
     return [results[number] for number in range(len(jobs))]
@@ -54,7 +57,7 @@ class _Child:
 
     def __init__(self, process: BaseProcess, line: Connection) -> None:
         self.process, self._line = process, line
-        self.answer: list[_Result] | Stopped | None = None
+        self.answer: dict[int, _Result] | Stopped | None = None
 
     def has_ended(self) -> bool:
         """Whether it has; takes its answer."""
@@ -72,15 +75,16 @@ class _Child:
 
 
 @contextmanager
-def _started(shares: Sequence[Sequence[Job]], lanes: int) -> Iterator[list[_Child]]:
+def _started(jobs: Sequence[Job], processes: int, lanes: int) -> Iterator[list[_Child]]:
     context, children = multiprocessing.get_context("spawn"), []
+    taken = context.Value("q", 0)  # runs that a process has
     try:
         # Ctrl-C reaches all processes of a terminal, and one that is still importing would answer with a traceback: it is born deaf to it.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            for share in shares:
+            for _ in range(processes):
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_make, args=(share, lanes, theirs))
+                process = context.Process(target=_make, args=(jobs, taken, lanes, theirs))
                 process.start()
                 theirs.close()
                 children.append(_Child(process, ours))
@@ -110,16 +114,27 @@ def _wait(children: Sequence[_Child], stop: StopRequest) -> None:
         raise RuntimeError(f"a process of this command has ended by itself, with exit code {lost.process.exitcode}; see above")
 
 
-def _make(jobs: Sequence[Job], lanes: int, line: Any) -> None:
+def _make(jobs: Sequence[Job], taken: Any, lanes: int, line: Any) -> None:
     """What a process does."""
     with listening() as stop:
         threading.Thread(target=_mourn, args=(stop,), daemon=True).start()
         try:
-            found = train_together(jobs, lanes=lanes, stop=stop)
+            found = train_taken(jobs, _next_ones(taken, len(jobs)), lanes=lanes, stop=stop)
             # Errors have constructors of their own, which pickle does not know; what they say is what counts.
-            line.send([result if isinstance(result, dict) else NofmError(str(result)) for result in found])
+            line.send({number: result if isinstance(result, dict) else NofmError(str(result)) for number, result in found.items()})
         except Stopped as stopped:
             line.send(Stopped(stopped.number, stopped.step))
+
+
+def _next_ones(taken: Any, number: int) -> Iterator[int]:
+    """Which of `number` runs are this process's, each asked for when it can be trained."""
+    while True:
+        with taken.get_lock():
+            mine = taken.value
+            taken.value += 1
+        if mine >= number:
+            return
+        yield mine
 
 
 def _mourn(stop: StopRequest) -> None:

@@ -7,7 +7,7 @@ import json
 import time
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from .sinks import make_sink
 from .validate import check
 from .world import World, joined_world
 
-__all__ = ["Job", "train", "train_together"]
+__all__ = ["Job", "train", "train_taken", "train_together"]
 
 
 def train(
@@ -95,29 +95,35 @@ def train_together(jobs: Sequence[Job], *, lanes: int = 4, stop: StopRequest | N
     one at a time leaves most of it idle. Without graphs there is nothing to gain, and runs are made one after another. Raises
     `Stopped` after a signal, when every run has its checkpoint.
     """
-    lanes = _lanes(jobs, lanes)
-    results: dict[int, dict[str, float] | NofmError] = {}
     with nullcontext(stop) if stop is not None else listening() as request:
-        waiting = deque(enumerate(jobs))
-        running: deque[tuple[int, Generator[None, None, dict[str, float]]]] = deque()
-        stopped: Stopped | None = None
-        while running or (waiting and stopped is None):
-            while waiting and len(running) < lanes and stopped is None:
-                number, job = waiting.popleft()
-                running.append((number, _training(job, request)))
-            number, steps = running.popleft()
-            try:
-                next(steps)
-                running.append((number, steps))
-            except StopIteration as end:
-                results[number] = end.value
-            except Stopped as asked:
-                stopped = asked
-            except NofmError as error:
-                results[number] = error
-        if stopped is not None:
-            raise stopped
+        results = train_taken(jobs, range(len(jobs)), lanes=lanes, stop=request)
     return [results[number] for number in range(len(jobs))]
+
+
+def train_taken(jobs: Sequence[Job], numbers: Iterable[int], *, lanes: int, stop: StopRequest) -> dict[int, dict[str, float] | NofmError]:
+    """`train_together` for those of `jobs` whose numbers it is given, by number. The next one is asked for when a lane is free."""
+    lanes, coming = _lanes(jobs, lanes), iter(numbers)
+    results: dict[int, dict[str, float] | NofmError] = {}
+    running: deque[tuple[int, Generator[None, None, dict[str, float]]]] = deque()
+    stopped: Stopped | None = None
+    while True:
+        while stopped is None and len(running) < lanes and (number := next(coming, None)) is not None:
+            running.append((number, _training(jobs[number], stop)))
+        if not running:
+            break
+        number, steps = running.popleft()
+        try:
+            next(steps)
+            running.append((number, steps))
+        except StopIteration as end:
+            results[number] = end.value
+        except Stopped as asked:
+            stopped = asked
+        except NofmError as error:
+            results[number] = error
+    if stopped is not None:
+        raise stopped
+    return results
 
 
 def _lanes(jobs: Sequence[Job], lanes: int) -> int:

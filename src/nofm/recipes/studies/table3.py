@@ -34,7 +34,7 @@ _IMAGES = {"digits": 1_437, "fashion": 60_000, "cifar10": 50_000}  # that one tr
 _IMAGENET = 1_281_167
 _STR = {  # E, see above, and the pattern that is claimed to be above it: by data and network, or by data alone
     "cifar10": {2.5: "2:8", 5.0: "", 10.0: "", 20.0: "1:16", 25.0: "1:16", 36.0: ""},  # of ResNet-20; 20 keeps as many weights as 1:16
-    "cifar10, cifar/resnet18": {0.6: "2:8", 3.0: "1:16", 4.0: "", 10.0: "", 20.0: ""},
+    "cifar10, cifar/resnet18": {0.3: "2:8", 3.0: "1:16", 4.0: "", 10.0: "", 20.0: ""},
     "folder": {9.0: "2:8", 12.0: "", 16.0: "1:16"},
 }
 _STR_SHORT = {3.0: "2:8", 4.0: "", 6.0: "1:16"}  # in runs of a few hundred steps
