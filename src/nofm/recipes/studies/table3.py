@@ -12,7 +12,7 @@ against it: weights in balance with their own decay push s down by sigmoid'(s) *
 decay of s draws it up. So layers with many weights hold s down and small ones hardly do, and each network has its own E. In the released
 settings E = 11.5 gives 90 % (ResNet-50). ResNet-20 on CIFAR-10, 5,820 steps of batch 512 at rate 0.4: 61, 70, 78, 80, 86, 90, 93.8 and 96.4
 % by E = 0.8, 1.2, 2, 2.5, 5, 10, 20 and 36; the line between the last two, in logarithms, has 95 % at 25. ResNet-18 there, 11,700 steps of
-batch 256 at rate 0.2, comes to 76, 94.6, 95.9, 98.8 and 99.6 % by 0.3, 3, 4, 10 and 20; 0.4 is for 80 %. Smaller pictures say little about
+batch 256 at rate 0.2, comes to 76, 79, 94.6, 95.9, 98.8 and 99.6 % by 0.3, 0.4, 3, 4, 10 and 20. Smaller pictures say little about
 it: made 8 x 8 pixels large it came to 83, 93 and 96 % by 0.8, 1.5 and 2.5, and to 98.5 % by 8. Where a run is too short for weights to
 decay, fewer of them lie below a threshold: the digits come to 82, 88 and 93 % by 3, 4 and 6, and fall apart by 10.
 """
