@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,12 +37,50 @@ from .base import Memory, OwnedWeight, Step
 from .budget import check_share, check_whole
 from .pruning import check_one_optimizer
 
-__all__ = ["PROBE", "SHARE", "check_options", "decay_of", "remember", "search", "spare_control_", "watch"]
+__all__ = ["PROBE", "SHARE", "Search", "check_options", "decay_of", "remember", "spare_control_", "watch"]
 
 PROBE = 1000  # steps
 SHARE = 0.6  # of STE's own flip rate
 _FIRST, _LEAST, _MOST = 2e-4, 1e-7, 1.0  # lambda: the paper's, and how far a search may go
 _REACH, _STEEP = 20.0, 3.0  # how far all steps of a search together can move log lambda; 1/3 off the goal in log is full speed
+
+
+@dataclass(frozen=True)
+class Search:
+    """When a run searches, and for which flip rate. begin_at: the step after which layers have their pattern."""
+
+    begin_at: int
+    probe: int
+    target: float | None
+
+    def probes(self, number: int) -> bool:
+        """Whether step `number` is one of its steps."""
+        return 0 < number - self.begin_at <= self.probe
+
+    def is_over(self, number: int) -> bool:
+        """Whether lambda is settled after `number` steps."""
+        return number >= self.begin_at + self.probe
+
+    def look(self, step: Step) -> None:
+        """Look at the flips of this step, and move lambda."""
+        _move(step, step.number - self.begin_at, self.target, self.probe)
+
+    def spoils(self, was: Search, number: int) -> str:
+        """What would come of `was`, a search that has had `number` steps; "" if it is the same, or both are over."""
+        if was == self or (was.is_over(number) and self.is_over(number)):
+            return ""
+        fate = "be cut off" if self.is_over(number) else "begin again" if was.is_over(number) else "go on otherwise"
+        return f"its search for lambda would {fate}"
+
+    def unfinished(self, number: int) -> str:
+        """Until when it lasts, as `Method.unfinished` says it; "" where it is over."""
+        if self.is_over(number):
+            return ""
+        spared = "" if self.target else ", and every other output of each layer has none"
+        return (
+            f'its search for lambda (decay="auto") ends at step {self.begin_at + self.probe} (probe={self.probe}; give a '
+            f"tenth of the steps that you train): until then lambda is not settled{spared}"
+        )
 
 
 def check_options(decay: object, target: float | None, probe: int | None) -> None:
@@ -81,7 +120,7 @@ def spare_control_(term: Tensor, owned: OwnedWeight) -> Tensor:
     return term.masked_fill_(~shards.part_of(_even(owned), owned.param), 0.0)
 
 
-def search(step: Step, number: int, target: float | None, probe: int) -> None:
+def _move(step: Step, number: int, target: float | None, probe: int) -> None:
     """Look at the flips of step `number` of the probe, from 1, and move lambda."""
     held = step.memory.tensors
     (flips_even, even), (flips_odd, odd) = _flips(step)
