@@ -2,6 +2,8 @@
 
     python results/build.py            # after new runs have come in by `nofm study ... --table --into results/BASE`
     python results/build.py --check    # changes nothing; exit code 1 names what is out of date (a test does the same)
+    python results/build.py --pictures # draws figure.png, kept.png, lambda.png and layers.png of all studies anew, without training; needs
+                                       # matplotlib. No test compares them: another version of it draws other bytes
 
 A region is what stands between two comments, and prose around it is left alone:
 
@@ -158,11 +160,24 @@ def _place(picture: Path, page: Path) -> str:
     return picture.relative_to(page.parent).as_posix()
 
 
+def drawn(root: Path = ROOT) -> list[Path]:
+    """Draw the pictures of all studies from their runs.csv and curves.csv; returns which."""
+    from nofm.report.study_pictures import draw_again
+
+    return [picture for file in sorted((root / "results").glob("*/*/study.json")) for picture in draw_again(file.parent)]
+
+
 def main() -> int:
-    """Write what is out of date, or with --check only name it."""
+    """Write what is out of date, or with --check only name it; with --pictures draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 names what is out of date")
-    only_check = parser.parse_args().check
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures of all studies anew, and nothing else")
+    args = parser.parse_args()
+    if args.pictures:
+        for picture in drawn():
+            print(f"{picture.relative_to(ROOT)}: drawn")
+        return 0
+    only_check = args.check
     stale = {path: text for path, text in built().items() if not path.is_file() or path.read_text() != text}
     for path, text in stale.items():
         if not only_check:

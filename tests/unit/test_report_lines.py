@@ -14,6 +14,7 @@ from nofm.report.compare import Band, Stat, band, group_runs, stretches, thin_ba
 from nofm.report.figures import Line, curves
 from nofm.report.read import load
 from nofm.report.sections import learning, movement
+from nofm.report.study_looks import look_of
 from nofm.report.units import unit_of
 
 VALUES = [4.0, 2.0, 0.0, 0.0, 3.0, math.nan, 5.0, 6.0]  # at steps 10, 20, ...
@@ -58,7 +59,7 @@ def test_lines_of_the_pictures_break(positive):
     axes = Figure().subplots()
     two = [dict(zip(range(10, 90, 10), VALUES, strict=True)) for _ in range(2)]
     two[1] |= {30: 1.0}  # one of two runs moves here, so there is a mean
-    study_figure._draw(axes, two, 10.0, "a", {"color": "black"}, positive)
+    study_figure._draw(axes, two, 10.0, "a", look_of("dense"), positive)
     seen = [[10, 20, 30], *steps[1:]] if positive else steps
     assert [[10 * x for x in line.get_xdata()] for line in axes.lines] == seen
     assert axes.get_legend_handles_labels()[1] == ["a"]

@@ -119,3 +119,27 @@ def test_rows_that_a_study_has_no_runs_of_are_named(build, copy):
     edited(copy / "README.md", '"row=SR-STE 2:8" -->', '"row=SR-STE 9:8" -->')
     with pytest.raises(ReportError, match="across: results/multi30k-small/translation has no runs of SR-STE 9:8"):
         build.built(copy)
+
+
+def test_pictures_are_drawn_anew_from_the_lines_alone(build, copy):
+    study = copy / TABLE
+    for other in {file.parent for file in copy.glob("results/*/*/study.json")} - {study}:
+        shutil.rmtree(other)
+    (study / "figure.png").unlink()
+    (study / "kept.png").write_bytes(b"half of one")
+    (study / "lambda.png").write_bytes(b"of a time when rows were lambdas")
+    before = {path: path.read_bytes() for path in study.iterdir() if path.suffix != ".png"}
+    assert build.drawn(copy) == [study / "figure.png", study / "kept.png"]
+    assert {path.name for path in study.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")} == {"figure.png", "kept.png"}
+    assert not (study / "lambda.png").exists()
+    assert {path: path.read_bytes() for path in study.iterdir() if path.suffix != ".png"} == before, "and nothing else is touched"
+    (study / "curves.csv").write_text("config,seed,epoch,curve,steps,values\n")
+    assert build.drawn(copy) == [], "a study without curves has no pictures"
+
+
+def test_pictures_are_drawn_when_they_are_asked_for(build, monkeypatch, capsys):
+    monkeypatch.setattr(build, "drawn", lambda: [ROOT / TABLE / "figure.png"])
+    monkeypatch.setattr(build, "built", lambda: pytest.fail("tables are written as well"))
+    monkeypatch.setattr("sys.argv", ["build.py", "--pictures"])
+    assert build.main() == 0
+    assert capsys.readouterr().out == f"{TABLE}/figure.png: drawn\n"

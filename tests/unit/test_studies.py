@@ -506,6 +506,29 @@ def test_what_is_written_down_of_a_study_says_what_it_is_on(study, recipe, chang
     assert json.loads((tmp_path / "study.json").read_text())["on"] == said
 
 
+@pytest.mark.parametrize(
+    ("rates", "kinds", "said"),
+    [((0.04,), ("constant",), "0.04, constant"), ((0.1, 0.2), ("cosine",), ""), ((0.1,), ("cosine", "step"), "")],
+    ids=["one of all rows", "several rates", "several schedules"],
+)
+def test_what_is_written_down_of_a_study_says_its_learning_rate(rates, kinds, said, tmp_path):
+    config = find("digits")
+    made = STUDIES["table1"](config)
+    rows = [
+        dataclasses.replace(
+            row,
+            config=dataclasses.replace(
+                row.config,
+                optim=dataclasses.replace(row.config.optim, lr=rates[number % len(rates)]),
+                schedule=dataclasses.replace(row.config.schedule, kind=kinds[number % len(kinds)]),
+            ),
+        )
+        for number, row in enumerate(made.rows)
+    ]
+    note(tmp_path, "table1", dataclasses.replace(made, rows=tuple(rows)), config, "digits")
+    assert json.loads((tmp_path / "study.json").read_text())["rate"] == said
+
+
 def test_what_is_written_down_of_a_study_names_the_masks_of_dense_rows(tmp_path):
     config = find("digits")  # whose pattern is 1:16
     note(tmp_path, "table1", STUDIES["table1"](config), config, "digits")

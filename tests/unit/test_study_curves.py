@@ -85,13 +85,13 @@ def test_a_figure_says_what_was_trained_on_what(facts, title, tmp_path, monkeypa
 
 def test_a_figure_knows_the_methods_of_its_rows(tmp_path, monkeypatch):
     """By the names of their runs, which files of every version have."""
-    one, styles = study(tmp_path / "tables" / "one"), study_figure._styles
+    one, looks = study(tmp_path / "tables" / "one"), study_figure.looks_of
     runs = {"a": "srste-2of4-decay0.0002", "b": "ste-unstructured-1of1-sparsity0.8"}
     (one / "study.json").write_text(json.dumps({**FACTS, "rows": [{**row, "runs": runs[row["label"]]} for row in FACTS["rows"]]}))
     for name in runs.values():
         trained(tmp_path / "runs" / name / "seed-0", 0.4)
     seen = {}
-    monkeypatch.setattr(study_figure, "_styles", lambda labels, methods: seen.update(methods) or styles(labels, methods))
+    monkeypatch.setattr(study_figure, "looks_of", lambda methods: seen.update(methods) or looks(methods))
     write_study(one, tmp_path / "runs")
     assert seen == {"a": "srste", "b": "ste_unstructured"}
 

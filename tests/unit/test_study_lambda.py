@@ -18,6 +18,7 @@ from nofm.report.measures import MEASURES
 from nofm.report.read import load
 from nofm.report.study import Measured, measured
 from nofm.report.study_lambda import Point, draw_lambda, lines_of
+from nofm.report.study_looks import LOOKS
 
 MEASURE = MEASURES["detection"]  # whose scores are shown a hundred times as large
 PATTERNS = {"lambda 0": "1:16", "lambda 0.0002": "1:16", "lambda 0.0016": "1:16", "lambda -2e-05": "1:16", "2:4, lambda 0": "2:4"}
@@ -74,12 +75,19 @@ def test_points_lie_where_they_were_measured(rows):
     assert means.get_ydata().tolist() == pytest.approx([84.5, 85, 87, 89])
     assert [top - bottom for (_, bottom), (_, top) in bars.get_segments()] == pytest.approx([2 / 2**0.5, 0, 4 / 2**0.5, 0])
     dots = {
-        tuple(line.get_xdata()): list(line.get_ydata()) for line in axes.lines if line.get_marker() == "o" and max(line.get_ydata()) < 90
+        tuple(line.get_xdata()): list(line.get_ydata())
+        for line in axes.lines
+        if line.get_linestyle() == "None" and line.get_marker() in "s^" and max(line.get_ydata()) < 90
     }
     assert dots[2e-4, 2e-4] == pytest.approx([86, 88])
     assert sorted(len(places) for places in dots) == [1, 1, 2, 2]
-    dense = next(line for line in axes.lines if line.get_label() == "dense: 96.00")
+    dense = next(line for line in axes.lines if line.get_linestyle() == ":")
     assert list(dense.get_ydata()) == pytest.approx([96, 96])
+    keys = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert keys == ["SR-STE 1:16", "SR-STE 2:4", "STE (lambda 0)", "dense: 96.00"]
+    own = {tuple(line.get_xdata()): line.get_color() for line in axes.lines if line.get_marker() in ("s", "^")}
+    assert [own[places] for places in ((0,), (2e-4, 2e-4))] == [LOOKS["ste"].colour, LOOKS["srste"].colour]
+    assert "mean and spread over 1 to 2 seeds, every run a mark" in axes.get_title()
 
 
 def places(axes: Any, *decays: float) -> list[float]:

@@ -100,9 +100,21 @@ def test_other_studies_draw_no_such_picture(folder, runs):
 def test_the_picture_has_a_bar_for_each_layer_and_row(folder, runs):
     write_study(folder, runs)
     known = list(known_curves(folder.parent).values())
-    figure = study_layers.figure_of("X", {"dense": known[:2], "STE 1:16": known[2:]})
+    rows = {"dense": known[:2], "STE 1:16": known[2:]}
+    figure = study_layers.figure_of("X", rows, {"dense": "dense", "STE 1:16": "ste"}, "0.04, constant")
     first, tenth = figure.axes
     assert [bar.get_height() for bar in tenth.patches] == pytest.approx([3.125, 15.625, 25, 43.75])
     assert [bar.get_height() for bar in first.patches] == pytest.approx([0, 3.125, 12.5, 21.875])
     assert [axes.get_title() for axes in figure.axes] == ["after 1 step", "after 10 steps"]
     assert_readable(figure)
+    assert "learning rate 0.04, constant, mean and spread over 2 seeds" in figure.get_suptitle()
+    assert "learning rate" not in study_layers.figure_of("X", rows).get_suptitle(), "study.json of an earlier version"
+    assert min(low for bars in figure.axes[0].containers[::2] for (_, low), _ in bars[2][0].get_segments()) == 0, "no share is below zero"
+
+
+def test_the_picture_says_the_rate_of_study_json(folder, runs, monkeypatch):
+    (folder / "study.json").write_text(json.dumps({**FACTS, "claims": CLAIMS, "rate": "0.04, constant"}))
+    drawn = []
+    monkeypatch.setattr(study_layers, "write_png", lambda figure, path: drawn.append(figure.get_suptitle()))
+    write_study(folder, runs)
+    assert ["learning rate 0.04, constant" in title for title in drawn] == [True]

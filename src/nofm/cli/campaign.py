@@ -160,7 +160,14 @@ def note(folder: Path, name: str, study: Study, base: RunConfig, on: str) -> Non
     ]
     claims = [dataclasses.asdict(claim) for claim in study.claims]
     facts = {"format": 2, "name": name, "title": study.title, "task": base.task.kind, "sad_every": base.engine.log_every}
-    facts |= {"on": _trained_on(study, base, on), "paper_of": study.paper_of, "rows": rows, "claims": claims, "notes": list(study.notes)}
+    facts |= {
+        "on": _trained_on(study, base, on),
+        "rate": _rate(study),
+        "paper_of": study.paper_of,
+        "rows": rows,
+        "claims": claims,
+        "notes": list(study.notes),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "study.json", json.dumps(facts, indent=1).encode() + b"\n")
 
@@ -172,3 +179,9 @@ def _trained_on(study: Study, base: RunConfig, on: str) -> str:
     own = find(on)
     others = [base.model.name] * (base.model.name != own.model.name) + [base.data.name] * (base.data.name != own.data.name)
     return ", ".join([on, *others])
+
+
+def _rate(study: Study) -> str:
+    """The largest learning rate and how it moves, "0.1, cosine"; of rows that differ in that nothing."""
+    rates = {f"{row.config.optim.lr:g}, {row.config.schedule.kind}" for row in study.rows}
+    return rates.pop() if len(rates) == 1 else ""

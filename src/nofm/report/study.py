@@ -259,9 +259,7 @@ def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
 def write_study(folder: Path, runs: Path) -> list[Path]:
     """Write all tables of a study, runs.csv and curves.csv, and pictures where matplotlib is installed; returns what was written.
 
-    `folder` has a study.json. The runs are those of run folders under `runs` and what `folder` and its neighbours know of others. Of
-    pictures there is figure.png, where methods come at several sparsities kept.png, where rows are lambdas lambda.png, and of claims
-    about the first steps layers.png.
+    `folder` has a study.json. The runs are those of run folders under `runs` and what `folder` and its neighbours know of others.
     """
     from .study_tables import texts
 
@@ -282,26 +280,9 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
     for name, text in files.items():
         write_whole(folder / name, text.encode())  # the first two may be all that is left of some runs
     if curves and importlib.util.find_spec("matplotlib") is not None:
-        from .study_figure import draw
-        from .study_kept import draw_kept
-        from .study_lambda import draw_lambda
-        from .study_layers import draw_layers
+        from .study_pictures import draw_pictures
 
-        shown = {
-            label: ([curves[key] for run in own if (key := (run.config, run.seed)) in curves], own) for label, own in rows.items() if own
-        }
-        title = ": ".join([facts["title"], *([facts["on"]] if facts.get("on") else [])])  # earlier versions did not write it down
-        alone = watched_alone([row for row in facts["rows"] if row["label"] in shown])
-        methods = {row["label"]: method_of(row["runs"]) for row in facts["rows"]}
-        draw(title, measure, shown, folder / "figure.png", alone, methods)
-        files["figure.png"] = ""
-        if draw_kept(title, measure, rows, folder / "kept.png"):
-            files["kept.png"] = ""
-        patterns = {row["label"]: row.get("pattern", "") for row in facts["rows"]}
-        if draw_lambda(title, measure, rows, folder / "lambda.png", patterns):
-            files["lambda.png"] = ""
-        if draw_layers(title, facts, {label: own for label, (own, _) in shown.items()}, folder / "layers.png"):
-            files["layers.png"] = ""
+        files |= dict.fromkeys(draw_pictures(folder, facts, rows, curves), "")
     return [folder / name for name in files]
 
 

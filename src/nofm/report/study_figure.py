@@ -1,223 +1,139 @@
-"""The picture of a study: the score over epochs, mask movement over epochs, and where every run ended.
+"""The picture of a study: where every run ended, the score over epochs, and mask movement over epochs.
 
-Of more rows than a reader can follow as lines, how they ended only: a line of dots for each, the best first.
+Rows that keep as many weights stand together, a line of panels for each share, since only these are rivals; dense, which all are held
+against, stands in every line. Of more rows than a reader can follow as lines there is how they ended only (study_ends.py).
 """
 
 from __future__ import annotations
 
-import io
-import math
-import re
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import fmean
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 from .compare import band, stretches, thin_band
 from .curves import Curve
 from .figures import log_ticks
-from .files import write_whole
 from .measures import Measure
 from .study import Measured
 from .study_curves import Curves
+from .study_drawing import MARKS, TEXT, TITLE, WIDTH, name_the_far, plain_axes, seeds_words, shares, write_png
+from .study_ends import ends_of
+from .study_looks import Look, looks_of
 
-__all__ = ["COLOURS", "MANY_COLOURS", "apart", "draw", "far_words", "figure_of", "without_far", "write_png"]
+__all__ = ["draw", "figure_of"]
 
 _POINTS = 200
-_MOST_LINES = 12  # that can be told apart where they cross; table 1 has eleven
-_LINES = ("-", "--", ":", "-.")
-# In every figure, whatever the order of its rows: the paper's method is solid, and what it is held against, STE, dashed.
-_METHOD_LINES = {"srste": "-", "ste": "--"}
-COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
-MANY_COLOURS = (*COLOURS, "#7f9000", "#8c1c59", "#00646e")  # where nothing but colours tells methods apart; table 3 has twelve of them
-_DENSE = "#222222"  # which none of them comes near
+_MOST_LINES, _MOST_SHARES = 12, 4  # that can be told apart where they cross (table 1 has eleven), and that fit below one another
+_KEY_BEGINS, _KEY_ENDS = 32, 6  # points from the axis to the left, where the line of a row stands beside its name
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+Drawn: TypeAlias = Mapping[str, tuple[Sequence[Curves], Sequence[Measured]]]
 
 
 def draw(
     title: str,
     measure: Measure,
-    rows: Mapping[str, tuple[Sequence[Curves], Sequence[Measured]]],
+    rows: Drawn,
     path: Path,
     alone: Container[str] = (),
-    methods: Mapping[str, str] = MappingProxyType({}),
+    methods: Mapping[str, str] = _NOTHING,
+    patterns: Mapping[str, str] = _NOTHING,
 ) -> None:
     """Write a PNG. Each row: the curves of the runs that have any, and the numbers of all.
 
-    alone     rows whose masks no other row's can be compared with.
-    methods   of the rows.
+    alone      rows whose masks no other row's can be compared with.
+    methods    of the rows.
+    patterns   of the rows' masks; of dense ones, that they are watched by.
     """
-    write_png(figure_of(title, measure, rows, alone, methods), path)
-
-
-def write_png(figure: Any, path: Path) -> None:
-    """A picture of matplotlib's, whole or not at all."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=110)
-    write_whole(path, drawn.getvalue())
+    write_png(figure_of(title, measure, rows, alone, methods, patterns), path)
 
 
 def figure_of(
     title: str,
     measure: Measure,
-    rows: Mapping[str, tuple[Sequence[Curves], Sequence[Measured]]],
+    rows: Drawn,
     alone: Container[str] = (),
-    methods: Mapping[str, str] = MappingProxyType({}),
+    methods: Mapping[str, str] = _NOTHING,
+    patterns: Mapping[str, str] = _NOTHING,
 ) -> Any:
     """The picture as matplotlib has it."""
     from matplotlib.figure import Figure
 
-    if len(rows) > _MOST_LINES:
-        return _ends(title, measure, {label: numbers for label, (_, numbers) in rows.items()}, alone, methods)
-    figure: Any = Figure(figsize=(15, max(4.2, 0.24 * len(rows) + 1.6)), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
-    figure.suptitle(title)
-    styles = _styles(rows, methods)
-    for number, (label, (curves, numbers)) in enumerate(rows.items()):
-        style = styles[label]
+    methods = {label: methods.get(label, label) for label in rows}
+    groups = _groups(rows, methods)
+    if len(rows) > _MOST_LINES or len(groups) > _MOST_SHARES:
+        return ends_of(title, measure, {label: numbers for label, (_, numbers) in rows.items()}, alone, methods)
+    heights = [max(2.1, 0.24 * len(labels) + 0.6) for _, labels in groups]
+    figure: Any = Figure(figsize=(WIDTH, sum(heights) + 0.9), layout="constrained")
+    seeds = seeds_words([len(numbers) for _, numbers in rows.values()])
+    figure.suptitle(
+        f"{title}\nleft: every run and the mean (bar); curves: the mean of {seeds}, by the line beside the name", fontsize=TITLE
+    )
+    for line, (words, labels) in zip(figure.subplots(len(groups), 3, height_ratios=heights, squeeze=False), groups, strict=True):
+        group = {label: rows[label] for label in labels}
+        looks, ends = looks_of({label: methods[label] for label in labels}), {label: numbers for label, (_, numbers) in group.items()}
+        _draw_ends(line[0], measure, ends, looks)
+        line[0].set_title(words, fontsize=TEXT, fontweight="bold")
+        _draw_curves(line[1:], measure, group, looks, _not_compared(labels, alone, patterns, methods))
+    return figure
+
+
+def _groups(rows: Drawn, methods: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """The rows by the share that they keep, with dense at the head of each; dense by itself where there is nothing else."""
+    found = shares({label: fmean(run.kept for run in numbers) for label, (_, numbers) in rows.items()})
+    dense = [label for label in rows if methods[label] == "dense"]
+    groups = [(words, sparse) for words, labels in found if (sparse := [label for label in labels if label not in dense])]
+    return [(words, [*dense, *labels]) for words, labels in groups] or found
+
+
+def _not_compared(labels: Sequence[str], alone: Container[str], patterns: Mapping[str, str], methods: Mapping[str, str]) -> set[str]:
+    """Rows of a line whose masks compare with no other's there: dense, where it is watched by a pattern that none of them has."""
+    theirs = {patterns[label] for label in labels if methods[label] != "dense" and patterns.get(label)}
+    elsewhere = {label for label in labels if methods[label] == "dense" and theirs and patterns.get(label, "") not in {"", *theirs}}
+    return elsewhere | {label for label in labels if label in alone}
+
+
+def _draw_ends(axes: Any, measure: Measure, rows: Mapping[str, Sequence[Measured]], looks: Mapping[str, Look]) -> None:
+    """Where every run ended, by row; beside each name the key to its curve."""
+    values = {place: [measure.factor * run.score for run in runs] for place, runs in enumerate(rows.values())}
+    for (place, found), look in zip(values.items(), (looks[label] for label in rows), strict=True):
+        axes.plot(found, [place] * len(found), marker=look.marker, color=look.colour, linestyle="none", **MARKS)
+        axes.plot([fmean(found)], [place], "|", color="black", markersize=11)
+        key = {"arrowstyle": "-", "color": look.colour, "linestyle": look.line, "linewidth": 1.5, "shrinkA": 0, "shrinkB": _KEY_ENDS}
+        axes.annotate("", (0, place), (-_KEY_BEGINS, 0), ("axes fraction", "data"), "offset points", arrowprops=key)
+    axes.set(xlabel=f"{measure.words}, at the end", yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticklabels(list(rows))
+    plain_axes(axes)
+    axes.tick_params(axis="y", pad=_KEY_BEGINS + 3, length=0)
+    name_the_far(axes, values, measure.digits)
+
+
+def _draw_curves(panels: Sequence[Any], measure: Measure, rows: Drawn, looks: Mapping[str, Look], without: Container[str]) -> None:
+    """The score and the movement of masks over epochs, the latter of rows whose masks can be compared."""
+    score, movement = panels
+    for label, (curves, _) in rows.items():
         if curves:
             epoch = curves[0].epoch
-            _draw(left, [_scaled(run.score, measure.factor) for run in curves], epoch, label, style)
-            if label not in alone:
-                _draw(middle, [_scaled(run.flips, 100) for run in curves], epoch, label, style, positive=True)
-        final = [measure.factor * run.score for run in numbers]
-        right.plot(final, [number] * len(final), "o", color=style["color"], alpha=0.5, markersize=5)
-        right.plot([sum(final) / len(final)], [number], "|", color="black", markersize=12)
-    left.set(xlabel="epoch", ylabel=measure.words, title="Test score, mean over seeds")
-    middle.set(xlabel="epoch", ylabel="weights that change side in a step (%)", title="Mask movement", yscale="log")
-    log_ticks(middle)
-    right.set(
-        xlabel=f"{measure.words}, at the end",
-        title="Every run (dots) and the mean (bar)",
-        yticks=range(len(rows)),
-        ylim=(len(rows) - 0.5, -0.5),
-    )
-    right.set_yticklabels(list(rows))
-    _name_the_far(right, [[measure.factor * run.score for run in numbers] for _, numbers in rows.values()], measure.digits)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8, frameon=False)
-    for axes in (left, middle, right):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _ends(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured]], alone: Container[str], methods: Mapping[str, str]) -> Any:
-    """How the runs of each row ended, a line of dots for each: score, mask changes, weights kept. Rows of one method share a colour, or
-    rows of one pattern where all are of one method."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
-    # What is shown, of all rows or of those whose masks can be compared.
-    columns: list[tuple[str, Callable[[Measured], float], Container[str]]] = [
-        (f"{measure.words}, at the end", lambda run: measure.factor * run.score, ()),
-        ("mask changes per weight, whole run", lambda run: run.sad, alone),
-        ("weights kept in sparse layers (%), log", lambda run: 100 * run.kept, ()),
-    ]
-    order = sorted(rows, key=lambda label: fmean(run.score for run in rows[label]), reverse=measure.higher)
-    subject = {label: methods.get(label, label) for label in rows}
-    if len(set(subject.values()) - {"dense"}) == 1:
-        subject = {label: name if name == "dense" else _pattern_of(label) for label, name in subject.items()}
-    colours = dict(zip(dict.fromkeys(subject.values()), cycle(MANY_COLOURS), strict=False)) | {"dense": _DENSE}
-    figure: Any = Figure(figsize=(15, 0.26 * len(rows) + 1.6), layout="constrained")
-    figure.suptitle(f"{title}\nEvery run (dots) and the mean (bar), the best row first")
-    for axes, (words, value, without) in zip(figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1)), columns, strict=True):
-        for place, label in enumerate(order):
-            found = [value(run) for run in rows[label] if label not in without]
-            axes.plot(found, [place] * len(found), "o", color=colours[subject[label]], alpha=0.8, markersize=5)
-            axes.plot([fmean(found)] if found else [], [place] if found else [], "|", color="black", markersize=12)
-        axes.set(xlabel=words, yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.5, -0.5))
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    score, changes, kept = figure.axes
-    _name_the_far(score, [[measure.factor * run.score for run in rows[label]] for label in order], measure.digits)
-    changes.set_xlim(left=-0.02 * changes.get_xlim()[1])  # dots at zero are whole
-    kept.set_xscale("log")  # 5 % and 6 % are as far apart as 50 and 60
-    kept.set_xticks(apart(sorted({float(f"{100 * run.kept:.3g}") for runs in rows.values() for run in runs}), 0.1))
-    kept.xaxis.set_minor_locator(NullLocator())
-    kept.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    return figure
-
-
-def apart(places: Sequence[float], share: float = 0.033) -> list[float]:
-    """Of these places on a logarithmic axis, in order, those that are far enough from the one before for both to be written: by this share
-    of the way from the first to the last."""
-    least = (places[-1] / places[0]) ** share if places and places[0] > 0 else 1.0
-    shown: list[float] = []
-    for place in places:
-        if not shown or place > least * shown[-1]:
-            shown.append(place)
-    return shown
-
-
-def _name_the_far(axes: Any, lines: Sequence[Sequence[float]], digits: int) -> None:
-    """Where a few values would squeeze all others into a corner, end the axis before them and write them at its edge."""
-    limits = without_far([value for line in lines for value in line])
-    if limits is None:
-        return
-    axes.set_xlim(limits)
-    axes.set_title("\n".join(filter(None, [axes.get_title(), "numbers at the edge: runs that lie outside"])), fontsize=9)
-    for place, values in enumerate(lines):
-        for side, words in far_words(values, limits, digits):
-            text, x, shift, align = (f"◂ {words}", 0, 3, "left") if side == "low" else (f"{words} ▸", 1, -3, "right")
-            axes.annotate(text, (x, place), (shift, 0), ("axes fraction", "data"), "offset points", ha=align, va="center", fontsize=8)
-
-
-def far_words(values: Sequence[float], limits: tuple[float, float], digits: int) -> Iterator[tuple[Literal["low", "high"], str]]:
-    """The runs of a row that lie outside of `limits`, and on which side: "44.44 to 47.84, mean 46.59"."""
-    low, high = limits
-    mean = fmean(values)
-    sides: tuple[tuple[Literal["low", "high"], list[float], bool], ...] = (
-        ("low", [value for value in values if value < low], mean < low),
-        ("high", [value for value in values if value > high], mean > high),
-    )
-    for side, far, is_mean_far in sides:
-        if far:
-            words = " to ".join(f"{value:.{digits}f}" for value in sorted({min(far), max(far)}))
-            yield side, words + (f", mean {mean:.{digits}f}" if is_mean_far and len(values) > 1 else "")
-
-
-def without_far(found: Sequence[float]) -> tuple[float, float] | None:
-    """Limits of an axis without the values that are beyond the quartiles by more than three times the distance of these, and with room
-    for words in their place; None where the others have a third of the axis all the same."""
-    values = sorted(filter(math.isfinite, found))
-    first, _, third = quantiles(values, n=4) if len(values) > 1 else (0.0, 0.0, 0.0)
-    near = [value for value in values if abs(value - (first + third) / 2) <= 3.5 * (third - first)]
-    span = near[-1] - near[0] if near else 0.0
-    if not 0 < 3 * span < values[-1] - values[0]:
-        return None
-    return near[0] - (0.3 if values[0] < near[0] else 0.05) * span, near[-1] + (0.3 if near[-1] < values[-1] else 0.05) * span
-
-
-def _pattern_of(label: str) -> str:
-    """The N:M that a row's name speaks of; the name itself where it speaks of none."""
-    return found[0] if (found := re.search(r"\d+:\d+", label)) else label
-
-
-def _styles(labels: Iterable[str], methods: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """A colour and a kind of line for each row, no two alike up to forty. Two rows of one pattern share a colour, so that
-    it is methods that the lines tell apart."""
-    pattern = {label: _pattern_of(label) for label in labels}
-    pairs = all(count <= 2 for count in Counter(pattern.values()).values())
-    subject = pattern if pairs else {label: label for label in pattern}
-    place = {name: number for number, name in enumerate(dict.fromkeys(subject.values()))}
-    styles: dict[str, dict[str, str]] = {}
-    # Rows choose their lines: while there are colours those of the two methods first.
-    for label in sorted(subject, key=lambda label: (place[subject[label]] // len(COLOURS), methods.get(label) not in _METHOD_LINES)):
-        colour, own = COLOURS[place[subject[label]] % len(COLOURS)], _METHOD_LINES.get(methods.get(label, ""), "-")
-        choices = [{"color": colour, "linestyle": line} for line in (own, *_LINES)]
-        styles[label] = next((style for style in choices if style not in styles.values()), choices[0])
-    return styles
+            _draw(score, [_scaled(run.score, measure.factor) for run in curves], epoch, label, looks[label])
+            if label not in without:
+                _draw(movement, [_scaled(run.flips, 100) for run in curves], epoch, label, looks[label], positive=True)
+    score.set_title(f"{measure.words}, test", fontsize=TEXT)
+    movement.set_title("mask changes in a step (%)", fontsize=TEXT)
+    movement.set_yscale("log")
+    log_ticks(movement)
+    for axes in panels:
+        axes.set_xlabel("epoch")
+        plain_axes(axes)
 
 
 def _scaled(curve: Curve, factor: float) -> Curve:
     return {step: factor * value for step, value in curve.items()}
 
 
-def _draw(axes: Any, curves: Sequence[Curve], epoch: float, label: str, style: Mapping[str, Any], positive: bool = False) -> None:
+def _draw(axes: Any, curves: Sequence[Curve], epoch: float, label: str, look: Look, positive: bool = False) -> None:
     mean = thin_band(band([curve for curve in curves if curve]), _POINTS)
     for number, part in enumerate(stretches(mean, positive)):
-        dot = "o" if len(part.steps) == 1 else None  # one point makes no line
+        style = {"color": look.colour, "linestyle": look.line, "marker": "o" if len(part.steps) == 1 else None}  # one point makes no line
         epochs, means = [step / epoch for step in part.steps], [stat.mean for stat in part.stats]
-        axes.plot(epochs, means, label=None if number else label, linewidth=1.3, marker=dot, markersize=2.5, **style)
+        axes.plot(epochs, means, label=None if number else label, linewidth=1.4, markersize=2.5, **style)

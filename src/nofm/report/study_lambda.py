@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import cycle
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 from .compare import Stat, stat
 from .measures import Measure
 from .study import Measured
-from .study_figure import MANY_COLOURS, far_words, without_far, write_png
+from .study_drawing import OUTSIDE, SMALL, TEXT, TITLE, WIDTH, far_words, plain_axes, seeds_words, without_far, write_png
+from .study_looks import LEVEL, LOOKS, Look, key_of, looks_of
 
 __all__ = ["Point", "draw_lambda", "figure_of", "lines_of"]
 
@@ -59,21 +59,32 @@ def figure_of(
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
-    figure: Any = Figure(figsize=(9, 5), layout="constrained")
+    figure: Any = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     axes = figure.subplots()
     lines = lines_of(rows, patterns)
-    for (name, points), colour in zip(lines.items(), cycle(MANY_COLOURS), strict=False):
-        for point in points:
+    looks, ste = looks_of(dict.fromkeys(lines, "srste")), LOOKS["ste"]
+    for name, points in lines.items():
+        look = looks[name]
+        for point in points:  # of the line of SR-STE the one at zero is STE
+            own = look if point.decay else replace(ste, fill=look.fill)
             dots = [measure.factor * run for run in point.runs]
-            axes.plot([point.decay] * len(dots), dots, "o", color=colour, alpha=0.4, markersize=5)
+            style = {
+                "color": own.colour,
+                "marker": own.marker,
+                "fillstyle": own.fill,
+                "alpha": 0.6,
+                "markersize": 6,
+                "markeredgewidth": 0.8,
+            }
+            axes.plot([point.decay] * len(dots), dots, linestyle="none", **style)
         means = [measure.factor * point.score.mean for point in points]
         spreads = [measure.factor * (point.score.spread or 0.0) for point in points]
-        style: dict[str, Any] = {"marker": "_", "markersize": 14, "linewidth": 1.2, "elinewidth": 1, "capsize": 3}
-        axes.errorbar([point.decay for point in points], means, yerr=spreads, label=name, color=colour, **style)
+        bars: dict[str, Any] = {"color": look.colour, "linestyle": look.line, "linewidth": 1.3, "elinewidth": 1, "capsize": 3}
+        axes.errorbar([point.decay for point in points], means, yerr=spreads, label=name, marker="_", markersize=14, **bars)
     dense = [measure.factor * run.score for run in rows.get("dense", ())]
-    if (level := stat(dense)) is not None:
-        said = f"dense: {level.mean:.{measure.digits}f}"  # its line may lie outside
-        axes.axhline(level.mean, color="black", linestyle=":", linewidth=1, label=said)
+    level = stat(dense)
+    if level is not None:
+        axes.axhline(level.mean, color=LEVEL.colour, linestyle=LEVEL.line, linewidth=1.2)
     decays = sorted({point.decay for points in lines.values() for point in points})
     # Straight between zero and the smallest of them, and from there on logarithmic. The straight part is half a decade long to each side
     # (matplotlib counts it in 10/9 of one).
@@ -84,12 +95,21 @@ def figure_of(
     axes.set_xticks(shown, labels=[_words(decay) for decay in shown])
     axes.xaxis.set_minor_locator(NullLocator())
     is_cut = _name_the_far(axes, lines, measure, dense)
-    how = "mean and spread over seeds, every run a dot" + "; numbers at the edge: runs that lie outside" * is_cut
-    axes.set_title(f"{title}\n{how}", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    how = (
+        f"mean and spread over {seeds_words([point.score.n for points in lines.values() for point in points])}, every run a mark"
+        + f"; {OUTSIDE}" * is_cut
+    )
+    axes.set_title(f"{title}\n{how}", fontsize=TITLE)
+    plain_axes(axes)
+    _draw_legend(figure, looks, "" if level is None else f"dense: {level.mean:.{measure.digits}f}")  # its line may lie outside
     return figure
+
+
+def _draw_legend(figure: Any, looks: Mapping[str, Look], dense: str) -> None:
+    keys = [key_of(look, name if name == "SR-STE" else f"SR-STE {name}") for name, look in looks.items()]
+    keys.append(key_of(replace(LOOKS["ste"], line="none"), "STE (lambda 0)"))
+    keys += [key_of(LEVEL, dense)] * bool(dense)
+    figure.legend(handles=keys, loc="outside lower center", ncols=4, fontsize=TEXT, frameon=False, handlelength=3.5)
 
 
 def _words(decay: float) -> str:
@@ -124,7 +144,7 @@ def _name_the_far(axes: Any, lines: Mapping[str, Sequence[Point]], measure: Meas
     for (decay, edge), texts in said.items():
         words = "\n".join(texts).replace(", ", ",\n").replace(" to ", " to\n")  # narrow: what is beside it may be far, too
         text, y, shift, align = (f"{words}\n▾", 0, 3, "bottom") if edge == "low" else (f"▴\n{words}", 1, -3, "top")
-        axes.annotate(text, (decay, y), (0, shift), ("data", "axes fraction"), "offset points", ha="center", va=align, fontsize=8)
+        axes.annotate(text, (decay, y), (0, shift), ("data", "axes fraction"), "offset points", ha="center", va=align, fontsize=SMALL)
     return True
 
 
