@@ -226,8 +226,9 @@ def test_bench_of_a_small_network(capsys):
         torch.set_num_threads(before)
     shown = capsys.readouterr().out
     assert "conv2" in shown
-    assert "the whole network (15 rounds in turns, medians):" in shown
+    assert "Medians of 15 rounds in turns; range: the lowest and the highest of a round." in shown
     assert "packed" in shown
+    assert max(map(len, shown.splitlines())) <= 80
     assert main(["bench", "cnn", "--pattern", "1:16", "--batch", "0"]) == 2
     assert "--batch and --threads: must be above 0" in capsys.readouterr().err
     assert main(["bench", "torchvision/resnet18", "--pattern", "1:16", "--input", "1", "32", "32"]) == 2
@@ -251,7 +252,7 @@ def test_bench_of_a_run_is_of_its_own_weights(run, tmp_path, capsys, monkeypatch
     assert main(["bench", str(run), "--batch", "32"]) == 0
     shown = capsys.readouterr().out
     assert "conv2" in shown
-    assert "the whole network (15 rounds in turns, medians):" in shown
+    assert "Medians of 15 rounds in turns" in shown
 
 
 @pytest.mark.parametrize(
