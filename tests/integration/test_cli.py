@@ -352,7 +352,10 @@ def test_export_leaves_zeros_out_and_puts_them_back(run, tmp_path, capsys):
     packed, plain = tmp_path / "a.packed.safetensors", tmp_path / "a.plain.safetensors"
     result = run / "model.safetensors"
     assert main(["export", str(run), "--out", str(packed)]) == 0
-    assert re.fullmatch(rf"{packed}: 2 of 20 tensors packed, 30\.6 kB -> [67]\.\d kB \(2\d\.\d%\)\n", capsys.readouterr().out)
+    before, after = result.stat().st_size, packed.stat().st_size
+    sizes = f"{before / 1e3:.1f} kB -> {after / 1e3:.1f} kB ({after / before:.1%})"
+    assert capsys.readouterr().out == f"{packed}: 2 of 20 tensors packed, {sizes}\n", "the sizes that ls shows"
+    assert (before, after < 0.25 * before) == (32144, True)
     assert main(["check", str(packed)]) == 0
     assert main(["export", str(packed), "--form", "plain"]) == 0
     assert capsys.readouterr().out.endswith(f"{plain}: 20 tensors, 32.1 kB\n")
@@ -369,6 +372,42 @@ def test_export_leaves_zeros_out_and_puts_them_back(run, tmp_path, capsys):
     }.items():
         assert main(list(words)) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def dense_run(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "dense"
+    assert main([*SHORT, "--sparsity.method.kind", "dense", "--out", str(out)]) == 0
+    return out
+
+
+def test_where_there_are_no_zeros_a_command_is_named_that_goes_on(run, dense_run, tmp_path, capsys):
+    """And no function of the library, which who gives commands does not call."""
+    file = tmp_path / "a file.safetensors"
+    shutil.copy(dense_run / "model.safetensors", file)
+    train, bench = "nofm train digits --sparsity.pattern 1:16", "nofm bench cnn --pattern 1:16 --input 1 8 8"
+    for words, message in {
+        (
+            "export",
+            str(dense_run),
+        ): f"{dense_run}: was trained dense, so there are no zeros to leave out, and {dense_run}/model.safetensors "
+        f"is the file to use. With zeros: {train}",
+        ("export", str(file)): f"{file}: no weight has zeros worth leaving out; nofm check '{file}' tells how many each has.",
+        ("bench", str(dense_run)): f"{dense_run}: was trained dense, so there are no zeros to leave out. What zeros would bring to its "
+        f"network: {bench}",
+        ("bench", "cnn", "--pattern", "3:4", "--input", "1", "8", "8"): f"leaving them out could pay (40 %); one with more: {bench}",
+    }.items():
+        assert main(list(words)) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert "torch" not in said.replace(str(tmp_path), "")
+        assert "verify" not in said
+    assert main(["export", str(dense_run), "--form", "plain", "--out", str(tmp_path / "b.safetensors")]) == 0
+    few = tmp_path / "few"
+    shutil.copytree(dense_run, few)
+    (few / "run.json").write_text((run / "run.json").read_text())  # a sparse run with few zeros
+    assert main(["bench", str(few)]) == 2
+    assert f"{few}: no layer has so many zeros that leaving them out could pay (40 %); nofm check {few}" in capsys.readouterr().err
 
 
 def test_check_of_a_run_against_a_pattern_judges_the_layers_that_it_made_sparse(run, tmp_path, capsys):

@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 
 from ..engine.config import ConfigError
 from ..engine.resolve import near
+from .advice import nothing_to_export, nothing_to_pack
 from .folders import check_run, layers_of, runs_in
 from .pages import fitted
 
@@ -155,8 +156,12 @@ def export(
     if target.is_file() and target.suffix != ".safetensors":
         raise ConfigError(f"--out {target}: exists, and its name is not that of a safetensors file; give another one")
     from ..deploy import repack
+    from ..errors import NoZerosError
 
-    print(repack(weights, target, form))
+    try:
+        print(repack(weights, target, form))
+    except NoZerosError:
+        raise ConfigError(nothing_to_export(weights)) from None
     return 0
 
 
@@ -271,11 +276,15 @@ def bench(
     import torch
 
     from ..deploy import bench as measured
+    from ..errors import NoZerosError
 
     if threads is not None:
         torch.set_num_threads(threads)
     network, sizes = of_run(Path(model), input) if is_run else folded(model, str(pattern), preset, input or (3, 224, 224))
-    print(measured(network, torch.randn(batch, *sizes), compiled=compile))
+    try:
+        print(measured(network, torch.randn(batch, *sizes), compiled=compile))
+    except NoZerosError:
+        raise ConfigError(nothing_to_pack(model, sizes)) from None
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
     return 0
 
