@@ -464,6 +464,14 @@ def test_seeds_train_one_after_another_each_in_its_folder(tmp_path, capsys):
 
     out = tmp_path / "runs"
     assert main([*SHORT, "--out", str(out), "--seed", "3", "--seeds", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"run {out}/seed-3: digits, cnn on digits, 12 steps of 64 images, seed 3, on cpu")
+    assert lines[1].startswith("srste 1:16")
+    for line, seed in zip(lines[2:4], (3, 4), strict=True):
+        end = json.loads((out / f"seed-{seed}" / "events.jsonl").read_text().splitlines()[-1])
+        assert line.startswith(f"[{seed - 2}/2] seed-{seed}: accuracy {end['metrics']['accuracy']:.4g}, accuracy_top5 ")
+        assert line.endswith(f" ({end['seconds']:.1f} s)")
+    assert lines[4:] == [f"the networks: {out}/*/model.safetensors; to look at the runs: nofm report {out}"]
     assert sorted(p.name for p in out.iterdir()) == ["seed-3", "seed-4"]
     assert [json.loads((out / f"seed-{s}" / "run.json").read_text())["seed"] for s in (3, 4)] == [3, 4]
     assert main([*SHORT, "--out", str(tmp_path / "alone"), "--seed", "4"]) == 0
@@ -540,7 +548,7 @@ def test_resume_goes_on_with_all_seeds(tmp_path, capsys):
     capsys.readouterr()
     assert main(["resume", str(out)]) == 0
     said = capsys.readouterr().out
-    places = [said.index(f"{out}/seed-{words}") for words in ("9: is finished\n", "10, resumed from step 8", "11: digits")]
+    places = [said.index(f"seed-{words}") for words in ("9: is finished\n", "10, resumed from step 8", "10: accuracy", "11: accuracy")]
     assert places == sorted(places)
     for seed in (10, 11):
         assert_same_end(out / f"seed-{seed}", whole / f"seed-{seed}")
@@ -609,9 +617,9 @@ def test_what_resume_refuses(run, tmp_path, capsys):
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     """By the folder of all its seeds."""
     out = tmp_path / "my runs"
-    args = ["train", "digits", "--engine.steps", "1000000", "--engine.log_every", "1", "--seeds", "2", "--out", str(out)]
+    args = ["train", "digits", "--engine.steps", "1000000", "--engine.eval_every", "1", "--seeds", "2", "--out", str(out)]
     process = subprocess.Popen([sys.executable, "-m", "nofm", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert any(line.startswith("step 1 ") for line in process.stdout)
+    assert any(line.startswith("srste 1:16") for line in process.stdout)  # it trains
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
