@@ -318,7 +318,7 @@ def test_the_faster_one_stays(monkeypatch):
     threads = torch.get_num_threads()
     assert str(report).splitlines()[-2:] == [
         "1 of 3 weights with many zeros are packed; 25.0% of each is not zero.",
-        f"Timed layers, all calls: 2500.00 ms instead of 3000.00, 1.20 x, {threads} thread{'s' * (threads != 1)}.",
+        f"Timed layers, all calls: 2500.000 ms instead of 3000.000, 1.20 x, {threads} thread{'s' * (threads != 1)}.",
     ]
 
 
@@ -339,7 +339,7 @@ def test_a_layer_that_gains_next_to_nothing_stays_and_calls_are_counted(monkeypa
     monkeypatch.setattr(packing, "in_turns", measuring(lambda dense, packed: 0.5))
     report = nofm.pack_(model, (2, 32))
     assert "2.00 (2.00-2.00)  packed, 3 calls" in str(report)
-    assert "1500.00 ms instead of 3000.00, 2.00 x" in str(report)
+    assert "1500.000 ms instead of 3000.000, 2.00 x" in str(report)
 
 
 def test_layers_inside_a_checkpoint_wrapper_are_packed_too():
@@ -575,6 +575,11 @@ def test_a_bench_is_beside_the_faster_dense_network():
         "Medians of 3 rounds in turns; range: the lowest and the highest of a round.",
         "Speed-up: beside the faster dense network that is compiled or not, as this one.",
     ]
+
+
+def test_a_bench_of_a_small_network_has_digits_to_show_it():
+    times = {name: Seconds((0.00012, 0.00013, 0.00011)) for name in ("dense", "packed")}
+    assert "packed             0.120 (0.110-0.130)  1.00 (1.00-1.00)" in str(Bench(packing.Packing((), 1), times))
 
 
 def test_a_bench_says_where_nothing_was_packed():

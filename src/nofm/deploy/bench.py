@@ -42,9 +42,10 @@ class Bench:
 
     def __str__(self) -> str:
         rows = [("the whole network", "ms (range)", "speed-up (range)")]
+        digits = 3 if min(self.seconds.values()) < 1e-3 else 2
         for name, times in self.times.items():
             ratio = times.speed_up_from(self._dense(like=name)).told(2) if name.startswith("packed") else ""
-            rows.append((name, times.milliseconds().told(2), ratio))
+            rows.append((name, times.milliseconds().told(digits), ratio))
         rounds = len(next(iter(self.times.values())).rounds)
         lines = [str(self.packing), "", *table(rows), f"Medians of {rounds} rounds in turns; range: the lowest and the highest of a round."]
         lines.append(f"Speed-up: beside the faster dense network{' that is compiled or not, as this one' * self._is_compiled()}.")

@@ -69,7 +69,7 @@ class Packing:
             before = sum(row.calls * row.dense for row in timed)
             after = sum(row.calls * (row.without_zeros if row.packed else row.dense) for row in timed)
             threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-            took = f"{after * 1e3:.2f} ms instead of {before * 1e3:.2f}"
+            took = f"{_ms(after)} ms instead of {_ms(before)}"
             lines += _wrapped(f"Timed layers, all calls: {took}, {before / after:.2f} x, {threads}.")
         return "\n".join(lines)
 
