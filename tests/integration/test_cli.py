@@ -550,6 +550,7 @@ def test_resume_goes_on_with_all_seeds(tmp_path, capsys):
     said = capsys.readouterr().out
     places = [said.index(f"seed-{words}") for words in ("9: is finished\n", "10, resumed from step 8", "10: accuracy", "11: accuracy")]
     assert places == sorted(places)
+    assert said.splitlines()[-1] == f"the networks: {out}/*/model.safetensors; to look at the runs: nofm report {out}"
     for seed in (10, 11):
         assert_same_end(out / f"seed-{seed}", whole / f"seed-{seed}")
     assert json.loads((out / "seed-11" / "run.json").read_text())["command"] == ["nofm", *command, str(whole)], "what has asked for it"

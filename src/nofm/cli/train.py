@@ -96,6 +96,10 @@ def resume(args: list[str]) -> int:
     for run, turn in zip(left, turns, strict=True):
         typed = ["nofm", "resume", *args] if rest or (run.folder / "run.json").exists() else run.command
         _train(run.recipe, dataclasses.replace(run.config, out=str(run.folder)), [*rest, "--resume"], typed, home=folder, turn=turn)
+    if any(turns):
+        from .progress import looking
+
+        say(looking(folder, several=True))
     return 0
 
 
