@@ -334,11 +334,14 @@ def test_a_layer_that_gains_next_to_nothing_stays_and_calls_are_counted(monkeypa
     monkeypatch.setattr(packing, "in_turns", measuring(lambda dense, packed: 0.97))
     model = Often().eval()
     model.layer.weight.data[:, ::2] = 0.0
-    (row,) = nofm.pack_(model, (2, 32)).rows  # a shape will do
+    report = nofm.pack_(model, (2, 32))  # a shape will do
+    assert "packed where it gains 5% or more" in " ".join(str(report).split())
+    (row,) = report.rows
     assert (row.packed, row.note, row.calls) == (False, "gains less than 5%", 3)
     monkeypatch.setattr(packing, "in_turns", measuring(lambda dense, packed: 0.5))
     report = nofm.pack_(model, (2, 32))
     assert "2.00 (2.00-2.00)  packed, 3 calls" in str(report)
+    assert "where it gains" not in str(report), "all are, which may have been asked for"
     assert "1500.000 ms instead of 3000.000, 2.00 x" in str(report)
 
 

@@ -86,8 +86,9 @@ def _timed_lines(timed: Sequence[PackedRow]) -> list[str]:
         head, *numbers = (f"  {line}" for line in table([_HEADER, *map(_cells, timed)], right=(1, 2)))
         lines = ["layer", head, *(line for row, below in zip(timed, numbers, strict=True) for line in (row.name, below))]
     how = f"Milliseconds of a call: medians of {_ROUNDS} rounds in turns; range: from the lowest to the highest speed-up of a round."
-    worth = f"A layer is packed where it gains {1 - _WORTH:.0%} or more."
-    return [*lines, *_wrapped(f"{how} {worth}")]
+    if not all(row.packed for row in timed):
+        how += f" A layer is packed where it gains {1 - _WORTH:.0%} or more."
+    return [*lines, *_wrapped(how)]
 
 
 _HEADER = ("weight", "dense", "packed", "speed-up (range)", "chosen")
