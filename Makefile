@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: demo test check mutants clean
 
 demo: .venv/demo.done
-	rm -rf runs/demo
+	@rm -rf runs/demo
 	$(BIN)/nofm train digits --seeds 10 --out runs/demo/dense --sparsity.method.kind dense
 	$(BIN)/nofm train digits --seeds 10 --out runs/demo/ste --sparsity.method.kind ste
 	$(BIN)/nofm train digits --seeds 10 --out runs/demo/srste

@@ -100,7 +100,11 @@ def main() -> None:
 
     torch.set_num_threads(1)  # the network is tiny: a second thread mostly waits, and on a busy machine waits long
     shown = Table(
-        "method", "accuracy %", "weights kept in all layers", "SAD, whole run", title=f"digits, {args.pattern}, {args.seeds} seeds"
+        "method",
+        "accuracy %",
+        "weights kept in all layers",
+        "mask changes of all weights (SAD)",
+        title=f"digits, {args.pattern}, {args.seeds} seeds",
     )
     for name, method in {"dense": nofm.Dense(), "STE": nofm.STE(), "SR-STE": nofm.SRSTE(decay=args.decay)}.items():
         runs = [train(method, args.pattern, seed, args.steps) for seed in range(args.seeds)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "LayerError",
     "MaskDivergenceError",
+    "NoZerosError",
     "NofmError",
     "NonFiniteWeightError",
     "OptimizerError",
@@ -27,6 +28,10 @@ class PatternError(NofmError):
 
 class LayerError(NofmError):
     """A layer that cannot be made sparse as asked, a rule that matches nothing, a verb called on the wrong model."""
+
+
+class NoZerosError(LayerError):
+    """Weights without zeros worth leaving out. By itself, since a command has other advice for it than a library."""
 
 
 class PackedError(NofmError):

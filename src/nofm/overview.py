@@ -6,17 +6,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from . import shards
 from .errors import LayerError
 from .kinds import known_weights
 from .layers import SparseModule, dense_class, seen_now
 from .site import kept_weights, layer_name
 
-__all__ = ["LayerRow", "Summary", "forget_reasons", "refuse_packed", "remember_reason", "summary", "table"]
+__all__ = ["LayerRow", "Summary", "forget_reasons", "refuse_packed", "remember_reason", "summary", "table", "zeros_counted"]
 
 _REASONS = "_nofm_dense"  # on a module: why each of its weights stays dense
+_MANY = 0.1  # of a weight: more zeros than training leaves by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,12 @@ class Summary:
 
     now   a sentence on layers that do not compute with their pattern at present (a dense or gradual start, ASP before it prunes, `Dense`),
           "" where all of them do. Rows and density go by the pattern, or by a stored mask.
+    zeros a sentence on dense layers with many zeros, as `fold_` leaves them, which count as weights; "" where there are none.
     """
 
     rows: tuple[LayerRow, ...]
     now: str = ""
+    zeros: str = ""
 
     @property
     def sparse(self) -> tuple[LayerRow, ...]:
@@ -64,13 +69,13 @@ class Summary:
         return sum(row.kept for row in counted) / max(1, sum(row.weights for row in counted))
 
     def __str__(self) -> str:
-        header = ("layer", "kind", "shape", "pattern", "groups", "kept", "note")
+        header = ("layer", "kind", "shape", "pattern", "groups", "weights kept", "note")
         cells = [
             (r.name, r.kind, "x".join(map(str, r.shape)), r.pattern or "dense", f"{r.groups:,}" if r.pattern else "", f"{r.kept:,}", r.note)
             for r in self.rows
         ]
         total = f"{len(self.sparse)} of {len(self.rows)} layers sparse; weights kept in all layers: {self.density:.1%}"
-        return "\n".join([*table([header, *cells], right=(4, 5)), total, *([self.now] if self.now else [])])
+        return "\n".join([*table([header, *cells], right=(4, 5)), total, *filter(None, (self.now, self.zeros))])
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
@@ -91,7 +96,27 @@ def refuse_packed(model: nn.Module) -> None:
 def summary(model: nn.Module) -> Summary:
     """One row for each layer of `model`, whether it is sparse, and if not why."""
     refuse_packed(model)
-    return Summary(tuple(_rows(model)), seen_now(model))
+    return Summary(tuple(_rows(model)), seen_now(model), zeros_counted(model))
+
+
+@torch.no_grad()
+def zeros_counted(model: nn.Module) -> str:
+    """A sentence on the zeros in dense layers, for those who count them as weights; "" where there are not many."""
+    dense = {
+        id(weight): shards.local(weight.detach())
+        for module in model.modules()
+        for param, weight, _ in _weights(module)
+        if not (isinstance(module, SparseModule) and param in module._nofm)
+    }
+    # Of each process its own part. What has no values (meta, fake) or other ones than numbers (quantized) is not looked at.
+    parts = [part for part in dense.values() if type(part) is Tensor and not part.is_meta and part.is_floating_point()]
+    zeros = [part.numel() - int(part.count_nonzero()) for part in parts]
+    # One that is all zeros was begun with so: the last layer of a block, an adapter.
+    many = [count for count, part in zip(zeros, parts, strict=True) if _MANY * part.numel() <= count < part.numel()]
+    if not many:
+        return ""
+    layers = f"{len(many)} dense layers have" if len(many) > 1 else "one dense layer has"
+    return f"{layers} many zeros ({sum(many):,}), counted here as weights; count before nofm.fold_, or look at nofm.verify(model)"
 
 
 def _rows(model: nn.Module) -> Iterator[LayerRow]:

@@ -226,8 +226,9 @@ def test_bench_of_a_small_network(capsys):
         torch.set_num_threads(before)
     shown = capsys.readouterr().out
     assert "conv2" in shown
-    assert "the whole network (15 rounds in turns, medians):" in shown
+    assert "Medians of 15 rounds in turns; range: the lowest and the highest of a round." in shown
     assert "packed" in shown
+    assert max(map(len, shown.splitlines())) <= 80
     assert main(["bench", "cnn", "--pattern", "1:16", "--batch", "0"]) == 2
     assert "--batch and --threads: must be above 0" in capsys.readouterr().err
     assert main(["bench", "torchvision/resnet18", "--pattern", "1:16", "--input", "1", "32", "32"]) == 2
@@ -251,7 +252,7 @@ def test_bench_of_a_run_is_of_its_own_weights(run, tmp_path, capsys, monkeypatch
     assert main(["bench", str(run), "--batch", "32"]) == 0
     shown = capsys.readouterr().out
     assert "conv2" in shown
-    assert "the whole network (15 rounds in turns, medians):" in shown
+    assert "Medians of 15 rounds in turns" in shown
 
 
 @pytest.mark.parametrize(
@@ -313,15 +314,15 @@ def test_a_report_says_where_it_is_and_what_came_out(run, tmp_path, capsys, monk
     assert [line for line in shown.splitlines() if "report" in line] == [str(one / name) for name in names]
     assert all((one / name).is_file() for name in names)
     accuracy = [json.loads(line) for line in (one / "events.jsonl").read_text().splitlines()][-1]["metrics"]["accuracy"]
-    header, row = shown.splitlines()[:2]
-    assert " ".join(header.split()) == "seeds final accuracy % kept in sparse layers kept in all layers mask movement (SAD)"
+    *_, header, row = shown.splitlines()[:4]
+    assert header.split() == ["seeds", "accuracy", "%", "layers", "in", "all", "layers", "(SAD)"]
     assert row.split()[:6] == ["digits", "1", f"{accuracy:.2f}", "6.2", "%", "12.1"]
 
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(one), str(two), "--picture"]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[-5:] == [f"all/{name}" for name in (*names, "report.png")]
-    assert shown.splitlines()[1].split()[:3] == ["digits", "2", f"{accuracy:.2f}"]
+    assert shown.splitlines()[3].split()[:3] == ["digits", "2", f"{accuracy:.2f}"]
     assert (tmp_path / "all" / "report.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert main(["report", *map(str, sorted((tmp_path / "all").iterdir()))]) == 0  # all/*, with the report of before in it
 
@@ -351,7 +352,10 @@ def test_export_leaves_zeros_out_and_puts_them_back(run, tmp_path, capsys):
     packed, plain = tmp_path / "a.packed.safetensors", tmp_path / "a.plain.safetensors"
     result = run / "model.safetensors"
     assert main(["export", str(run), "--out", str(packed)]) == 0
-    assert re.fullmatch(rf"{packed}: 2 of 20 tensors packed, 30\.6 kB -> [67]\.\d kB \(2\d\.\d%\)\n", capsys.readouterr().out)
+    before, after = result.stat().st_size, packed.stat().st_size
+    sizes = f"{before / 1e3:.1f} kB -> {after / 1e3:.1f} kB ({after / before:.1%})"
+    assert capsys.readouterr().out == f"{packed}: 2 of 20 tensors packed, {sizes}\n", "the sizes that ls shows"
+    assert (before, after < 0.25 * before) == (32144, True)
     assert main(["check", str(packed)]) == 0
     assert main(["export", str(packed), "--form", "plain"]) == 0
     assert capsys.readouterr().out.endswith(f"{plain}: 20 tensors, 32.1 kB\n")
@@ -368,6 +372,42 @@ def test_export_leaves_zeros_out_and_puts_them_back(run, tmp_path, capsys):
     }.items():
         assert main(list(words)) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def dense_run(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "dense"
+    assert main([*SHORT, "--sparsity.method.kind", "dense", "--out", str(out)]) == 0
+    return out
+
+
+def test_where_there_are_no_zeros_a_command_is_named_that_goes_on(run, dense_run, tmp_path, capsys):
+    """And no function of the library, which who gives commands does not call."""
+    file = tmp_path / "a file.safetensors"
+    shutil.copy(dense_run / "model.safetensors", file)
+    train, bench = "nofm train digits --sparsity.pattern 1:16", "nofm bench cnn --pattern 1:16 --input 1 8 8"
+    for words, message in {
+        (
+            "export",
+            str(dense_run),
+        ): f"{dense_run}: was trained dense, so there are no zeros to leave out, and {dense_run}/model.safetensors "
+        f"is the file to use. With zeros: {train}",
+        ("export", str(file)): f"{file}: no weight has zeros worth leaving out; nofm check '{file}' tells how many each has.",
+        ("bench", str(dense_run)): f"{dense_run}: was trained dense, so there are no zeros to leave out. What zeros would bring to its "
+        f"network: {bench}",
+        ("bench", "cnn", "--pattern", "3:4", "--input", "1", "8", "8"): f"leaving them out could pay (40 %); one with more: {bench}",
+    }.items():
+        assert main(list(words)) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert "torch" not in said.replace(str(tmp_path), "")
+        assert "verify" not in said
+    assert main(["export", str(dense_run), "--form", "plain", "--out", str(tmp_path / "b.safetensors")]) == 0
+    few = tmp_path / "few"
+    shutil.copytree(dense_run, few)
+    (few / "run.json").write_text((run / "run.json").read_text())  # a sparse run with few zeros
+    assert main(["bench", str(few)]) == 2
+    assert f"{few}: no layer has so many zeros that leaving them out could pay (40 %); nofm check {few}" in capsys.readouterr().err
 
 
 def test_check_of_a_run_against_a_pattern_judges_the_layers_that_it_made_sparse(run, tmp_path, capsys):
@@ -424,6 +464,14 @@ def test_seeds_train_one_after_another_each_in_its_folder(tmp_path, capsys):
 
     out = tmp_path / "runs"
     assert main([*SHORT, "--out", str(out), "--seed", "3", "--seeds", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"run {out}/seed-3: digits, cnn on digits, 12 steps of 64 images, seed 3, on cpu")
+    assert lines[1].startswith("srste 1:16")
+    for line, seed in zip(lines[2:4], (3, 4), strict=True):
+        end = json.loads((out / f"seed-{seed}" / "events.jsonl").read_text().splitlines()[-1])
+        assert line.startswith(f"[{seed - 2}/2] seed-{seed}: accuracy {end['metrics']['accuracy']:.4g}, accuracy_top5 ")
+        assert line.endswith(f" ({end['seconds']:.1f} s)")
+    assert lines[4:] == [f"the networks: {out}/*/model.safetensors; to look at the runs: nofm report {out}"]
     assert sorted(p.name for p in out.iterdir()) == ["seed-3", "seed-4"]
     assert [json.loads((out / f"seed-{s}" / "run.json").read_text())["seed"] for s in (3, 4)] == [3, 4]
     assert main([*SHORT, "--out", str(tmp_path / "alone"), "--seed", "4"]) == 0
@@ -500,8 +548,9 @@ def test_resume_goes_on_with_all_seeds(tmp_path, capsys):
     capsys.readouterr()
     assert main(["resume", str(out)]) == 0
     said = capsys.readouterr().out
-    places = [said.index(f"{out}/seed-{words}") for words in ("9: is finished\n", "10, resumed from step 8", "11: digits")]
+    places = [said.index(f"seed-{words}") for words in ("9: is finished\n", "10, resumed from step 8", "10: accuracy", "11: accuracy")]
     assert places == sorted(places)
+    assert said.splitlines()[-1] == f"the networks: {out}/*/model.safetensors; to look at the runs: nofm report {out}"
     for seed in (10, 11):
         assert_same_end(out / f"seed-{seed}", whole / f"seed-{seed}")
     assert json.loads((out / "seed-11" / "run.json").read_text())["command"] == ["nofm", *command, str(whole)], "what has asked for it"
@@ -569,9 +618,9 @@ def test_what_resume_refuses(run, tmp_path, capsys):
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     """By the folder of all its seeds."""
     out = tmp_path / "my runs"
-    args = ["train", "digits", "--engine.steps", "1000000", "--engine.log_every", "1", "--seeds", "2", "--out", str(out)]
+    args = ["train", "digits", "--engine.steps", "1000000", "--engine.eval_every", "1", "--seeds", "2", "--out", str(out)]
     process = subprocess.Popen([sys.executable, "-m", "nofm", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert any(line.startswith("step 1 ") for line in process.stdout)
+    assert any(line.startswith("srste 1:16") for line in process.stdout)  # it trains
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130

@@ -232,7 +232,8 @@ def test_several_runs_and_the_same_command_again(digits, tmp_path, capsys):
     assert main([*command, "--again"]) == 0
     assert "measured before" not in capsys.readouterr().out
     assert main(["report", str(root / "seed-1"), str(root / "seed-2"), "--out", str(tmp_path)]) == 0
-    assert "own: accuracy, moving average %" in capsys.readouterr().out
+    shown = capsys.readouterr().out.splitlines()
+    assert [words in line for words, line in zip(("own: accuracy,", "moving", "average %"), shown, strict=False)] == [True] * 3
     assert (root / "seed-1" / "evaluations" / "own.json").read_bytes() != before
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from small_runs import SMALL, changed
 
-from nofm.cli.progress import Bar, Lines
+from nofm.cli.progress import Bar, Lines, Turn
 from nofm.engine.checkpoint import Store
 from nofm.engine.config import RunConfig
 from nofm.engine.meter import Meter
@@ -169,6 +169,45 @@ def test_the_speed_after_a_resume_is_of_the_steps_since():
         meter.add(torch.ones(()))
     assert meter.steps == 20
     assert 1 / 1000 < meter.steps_per_second() <= 2 / 1000
+
+
+# ---- several runs ----
+
+
+def several_lines(tmp_path: Path, turn: Turn, seconds: float, resumed_from: int | None = None) -> list[str]:
+    """What a pipe is shown of one of several runs, in which so many seconds go by between two records."""
+    now = [0.0]
+    stream = io.StringIO()
+    lines = Lines(tmp_path / turn.name, stream, turn, clock=lambda: now[0])
+    lines.log({"event": "start", "step": 0, "resumed_from": resumed_from, "steps": 40, "unit": "images"})
+    for step in (10, 20, 30, 40):
+        now[0] += seconds
+        lines.log({"event": "train", "step": step, "loss": 1.0 / step, "lr": 0.1, "images_per_second": 50.0})
+        lines.log({"event": "eval", "step": step, "metrics": {"accuracy": 70.0 + step}, "ema": False})
+        lines.log({"event": "found", "step": step, "values": {"decay": 0.0021}})
+        lines.log({"event": "sad", "step": step, "changed": {"conv": 3, "fc": 4}})
+    lines.log({"event": "end", "step": 40, "metrics": {"accuracy": 97.5, "loss": 0.123456}, "seconds": 4 * seconds})
+    return stream.getvalue().splitlines()
+
+
+def test_of_several_runs_each_has_a_line_and_what_they_are_is_told_once(tmp_path):
+    end = "accuracy 97.5, loss 0.1235, decay 0.0021 found (8.0 s)"
+    assert several_lines(tmp_path, Turn(1, 12, "seed-0"), 2.0) == [f"run {tmp_path}/seed-0", f"[1/12] seed-0: {end}"]
+    assert several_lines(tmp_path, Turn(2, 12, "seed-1"), 2.0) == [f"[2/12] seed-1: {end}"]
+    assert several_lines(tmp_path, Turn(2, 12, "seed-1"), 2.0, resumed_from=5)[0] == f"run {tmp_path}/seed-1, resumed from step 5"
+
+
+def test_of_a_long_one_of_several_runs_there_is_a_line_now_and_then(tmp_path):
+    lines = several_lines(tmp_path, Turn(2, 12, "seed-1"), 20.0)
+    assert [line.partition(": ")[2].split("  ")[0] for line in lines[:-1]] == ["step 20", "step 40"], "not less than half a minute apart"
+    assert lines[0] == "[2/12] seed-1: step 20  loss 0.0500  lr 0.1  decay 0.0021  accuracy 90.00 at step 20  SAD 7  50 images/s"
+
+
+def test_on_a_terminal_the_bars_of_several_runs_go(tmp_path, capsys):
+    for number in (1, 2):
+        train(SMALL, tmp_path / f"seed-{number}", sinks=[Bar(tmp_path / f"seed-{number}", Turn(number, 2, f"seed-{number}"))])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [line.partition(":")[0] for line in lines] == [f"run {tmp_path}/seed-1", "srste 2", "[1/2] seed-1", "[2/2] seed-2"]
 
 
 # ---- the metric ----

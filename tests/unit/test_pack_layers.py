@@ -9,6 +9,8 @@ import copy
 import io
 import itertools
 import re
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch.nn import functional as F
 
 import nofm
 from nofm.deploy import Bench, PackedLayer, bench, packing
+from nofm.deploy.timing import Seconds, Spread, in_turns
 from nofm.kernels import products
 
 PATTERNS = ("2:4", "1:4", "4:8", "1:8", "1:16", "3:5")
@@ -162,6 +165,16 @@ def folded(pattern: str = "1:4") -> nn.Sequential:
 X = torch.randn(4, 3, 14, 14, generator=torch.Generator().manual_seed(1))
 
 
+def measuring(second: Callable[..., float], rounds: Sequence[float] = (1.0, 1.0, 1.0)) -> Callable[..., list[Seconds]]:
+    """Stands for `in_turns`: of two calls, the first takes a second, the other what is said, if not these `rounds` of the first."""
+
+    def in_turns(calls: Sequence[Callable[[], Any]], _: int) -> list[Seconds]:
+        took = second(*calls)
+        return [Seconds(tuple(rounds)), Seconds((took,) * len(rounds))]
+
+    return in_turns
+
+
 @pytest.fixture
 def packed() -> nn.Sequential:
     model = folded()
@@ -293,7 +306,7 @@ def test_conv1d_without_a_batch_too():
 
 def test_the_faster_one_stays(monkeypatch):
     model = folded()
-    monkeypatch.setattr(packing, "_in_turns", lambda dense, packed: (1.0, 0.5 if dense() is not None and packed().dim() == 2 else 2.0))
+    monkeypatch.setattr(packing, "in_turns", measuring(lambda dense, packed: 0.5 if dense() is not None and packed().dim() == 2 else 2.0))
     report = nofm.pack_(model, X)
     assert {row.name: (row.packed, row.note) for row in report.rows} == {
         "3": (False, "dense is faster"),
@@ -304,8 +317,8 @@ def test_the_faster_one_stays(monkeypatch):
     assert [type(layer) for layer in (model[3], model[8])] == [nn.Conv2d, PackedLayer]
     threads = torch.get_num_threads()
     assert str(report).splitlines()[-2:] == [
-        "1 of 3 weights with many zeros are packed.",
-        f"All calls of the timed layers take 2500.000 ms instead of 3000.000 ms: 1.20 x, {threads} thread{'s' * (threads != 1)}.",
+        "1 of 3 weights with many zeros are packed; 25.0% of each is not zero.",
+        f"Timed layers, all calls: 2500.000 ms instead of 3000.000, 1.20 x, {threads} thread{'s' * (threads != 1)}.",
     ]
 
 
@@ -318,15 +331,18 @@ def test_a_layer_that_gains_next_to_nothing_stays_and_calls_are_counted(monkeypa
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(self.layer(self.layer(x)))
 
-    monkeypatch.setattr(packing, "_in_turns", lambda dense, packed: (1.0, 0.97))
+    monkeypatch.setattr(packing, "in_turns", measuring(lambda dense, packed: 0.97))
     model = Often().eval()
     model.layer.weight.data[:, ::2] = 0.0
-    (row,) = nofm.pack_(model, (2, 32)).rows  # a shape will do
+    report = nofm.pack_(model, (2, 32))  # a shape will do
+    assert "packed where it gains 5% or more" in " ".join(str(report).split())
+    (row,) = report.rows
     assert (row.packed, row.note, row.calls) == (False, "gains less than 5%", 3)
-    monkeypatch.setattr(packing, "_in_turns", lambda dense, packed: (1.0, 0.5))
+    monkeypatch.setattr(packing, "in_turns", measuring(lambda dense, packed: 0.5))
     report = nofm.pack_(model, (2, 32))
-    assert "packed; called 3 times" in str(report)
-    assert "take 1500.000 ms instead of 3000.000 ms: 2.00 x" in str(report)
+    assert "2.00 (2.00-2.00)  packed, 3 calls" in str(report)
+    assert "where it gains" not in str(report), "all are, which may have been asked for"
+    assert "1500.000 ms instead of 3000.000, 2.00 x" in str(report)
 
 
 def test_layers_inside_a_checkpoint_wrapper_are_packed_too():
@@ -349,8 +365,49 @@ def test_an_empty_example_is_refused():
 
 
 def test_times_are_real():
-    dense, without = packing._in_turns(lambda: torch.randn(300, 300) @ torch.randn(300, 300), lambda: None)
-    assert dense > 10 * without > 0
+    slow, fast = in_turns([lambda: torch.randn(300, 300) @ torch.randn(300, 300), lambda: None], 3)
+    assert [len(times.rounds) for times in (slow, fast)] == [3, 3]
+    assert slow.median > 10 * fast.median > 0
+
+
+def test_calls_take_turns():
+    """What comes over the machine for a while then comes over all of them; before, each is called twice, which is not counted."""
+    called: list[str] = []
+    in_turns([lambda: (called.append("a"), time.sleep(0.006)), lambda: (called.append("b"), time.sleep(0.006))], 3)
+    assert "".join(called) == "ab" * 5
+
+
+def test_the_spread_of_a_ratio_is_of_rounds_side_by_side():
+    """Both were slow in the second round and fast in the third: their ratio has varied less than they have."""
+    dense, packed = Seconds((4.0, 8.0, 1.0)), Seconds((2.0, 5.0, 0.4))
+    assert packed.milliseconds() == Spread(2000.0, 400.0, 5000.0)
+    assert packed.speed_up_from(dense) == Spread(2.0, 1.6, 2.5)
+    assert packed.speed_up_from(dense).told(2) == "2.00 (1.60-2.50)"
+
+
+NAMES = {"short": "layer", "long": "encoder_layer_11_of_a_network_whose_names_are_long_to_read"}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_the_table_fits_a_terminal(names, monkeypatch):
+    """80 columns, whatever the names; each layer is there, and so is why some were not tried."""
+    model = nn.Sequential(*(nn.Sequential() for _ in range(12)))
+    for part in model:
+        part.add_module(NAMES[names], nn.Linear(1024, 16))
+        part.add_module("other", nn.Linear(1024, 8).double())
+    for parameter in model.parameters():
+        parameter.data[..., ::2] = 0.0
+    monkeypatch.setattr(nn.Sequential, "forward", lambda self, x: [part[0](x) for part in self])
+    monkeypatch.setattr(packing, "in_turns", measuring(lambda dense, packed: 0.5, rounds=(1.0, 10.5, 0.25)))
+    lines = str(nofm.pack_(model.eval(), torch.randn(2, 1024))).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    for i in range(12):
+        assert f"{i}.{NAMES[names]} 16x1024 1000.000 500.000 2.00 (0.50-21.00) packed" in text
+        assert f"{i}.other (8x1024)" in text
+    assert text.count("its weight is torch.float64 on cpu, and packed layers are fp32 on the CPU") == 1, "once, with all names"
+    assert "range: from the lowest to the highest speed-up of a round" in text
+    assert len(lines) < (30 if names == "short" else 45)
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
@@ -371,7 +428,7 @@ def test_examples_as_arguments_and_keywords(monkeypatch):
         def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
             return self.first(x) * scale
 
-    monkeypatch.setattr(packing, "_in_turns", lambda dense, packed: (2.0, 1.0))
+    monkeypatch.setattr(packing, "in_turns", measuring(lambda dense, packed: 0.5))
     for example in ({"x": torch.randn(2, 32), "scale": torch.ones(1)},):
         model = Two()
         nofm.sparsify_(model, "1:8", preset="all")
@@ -506,20 +563,33 @@ def test_the_printed_layer_tells_what_it_keeps(packed):
 
 def test_a_bench_is_beside_the_faster_dense_network():
     rows = nofm.pack_(folded(), only_faster=False)
-    dense = {"dense": 4.0, "dense, channels_last": 3.0, "dense, compiled": 2.0}
-    found = Bench(rows, {**dense, "packed": 1.5, "packed, compiled": 0.5}, 7)
+    dense = {"dense": (4.0, 4.0, 4.0), "dense, channels_last": (3.0, 2.5, 6.0), "dense, compiled": (2.0, 2.0, 2.0)}
+    times = {**dense, "packed": (1.5, 2.0, 1.0), "packed, compiled": (0.5, 0.5, 0.25)}
+    found = Bench(rows, {name: Seconds(rounds) for name, rounds in times.items()})
     assert found.speed_up == 2.0
-    lines = str(found).splitlines()[-6:]
-    assert lines[0] == "the whole network (7 rounds in turns, medians):"
-    assert lines[4].split() == ["packed", "1500.00", "ms", "2.00", "x", "the", "faster", "dense", "one"]
-    assert lines[5].split()[:5] == ["packed,", "compiled", "500.00", "ms", "4.00"]
+    assert found.seconds["dense, channels_last"] == 3.0
+    assert str(found).splitlines()[-8:] == [
+        "the whole network     ms (range)                 speed-up (range)",
+        "dense                 4000.00 (4000.00-4000.00)",
+        "dense, channels_last  3000.00 (2500.00-6000.00)",
+        "dense, compiled       2000.00 (2000.00-2000.00)",
+        "packed                1500.00 (1000.00-2000.00)  2.00 (1.25-6.00)",
+        "packed, compiled      500.00 (250.00-500.00)     4.00 (4.00-8.00)",
+        "Medians of 3 rounds in turns; range: the lowest and the highest of a round.",
+        "Speed-up: beside the faster dense network that is compiled or not, as this one.",
+    ]
+
+
+def test_a_bench_of_a_small_network_has_digits_to_show_it():
+    times = {name: Seconds((0.00012, 0.00013, 0.00011)) for name in ("dense", "packed")}
+    assert "packed             0.120 (0.110-0.130)  1.00 (1.00-1.00)" in str(Bench(packing.Packing((), 1), times))
 
 
 def test_a_bench_says_where_nothing_was_packed():
-    seconds = {"dense": 4.0, "dense, channels_last": 3.0, "packed": 3.1}
-    said = "No layer was faster without its zeros, so dense and packed are the same network, and differ by noise."
-    assert str(Bench(nofm.pack_(folded(), only_faster=False), seconds, 7)).count(said) == 0
-    assert str(Bench(packing.Packing((), 1), seconds, 7)).splitlines()[-1] == said
+    times = {"dense": Seconds((4.0,)), "dense, channels_last": Seconds((3.0,)), "packed": Seconds((3.1,))}
+    said = ["No layer was faster without its zeros, so dense and packed are the same network,", "and differ by noise."]
+    assert said[0] not in str(Bench(nofm.pack_(folded(), only_faster=False), times))
+    assert str(Bench(packing.Packing((), 1), times)).splitlines()[-2:] == said
 
 
 def test_a_bench_runs_and_leaves_the_model_alone():

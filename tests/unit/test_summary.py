@@ -26,16 +26,16 @@ class Small(nn.Module):
 
 
 _TABLE = """
-layer                kind                             shape      pattern  groups   kept  note
-embed                Embedding                        10x16      1:4          40     40
-stem                 Conv2d                           16x3x3x3   dense              432  first convolution (preset default)
-conv                 Conv2d                           32x16x3x3  2:4       1,152  2,304
-depthwise            Conv2d                           32x1x3x3   dense              288  depthwise: one input channel a filter
-attn.in_proj_weight  MultiheadAttention               48x16      2:4         192    384
-attn.out_proj        NonDynamicallyQuantizableLinear  16x16      dense              256  skip='attn.out_proj'
-mix                  Bilinear                         4x4x4      dense               64  kind not known
-fc                   ParametrizedLinear               8x16       dense              128  {parametrized}
-head                 Linear                           10x16      1:4          40     40  tied to embed
+layer                kind                             shape      pattern  groups  weights kept  note
+embed                Embedding                        10x16      1:4          40            40
+stem                 Conv2d                           16x3x3x3   dense                     432  first convolution (preset default)
+conv                 Conv2d                           32x16x3x3  2:4       1,152         2,304
+depthwise            Conv2d                           32x1x3x3   dense                     288  depthwise: one input channel a filter
+attn.in_proj_weight  MultiheadAttention               48x16      2:4         192           384
+attn.out_proj        NonDynamicallyQuantizableLinear  16x16      dense                     256  skip='attn.out_proj'
+mix                  Bilinear                         4x4x4      dense                      64  kind not known
+fc                   ParametrizedLinear               8x16       dense                     128  {parametrized}
+head                 Linear                           10x16      1:4          40            40  tied to embed
 4 of 9 layers sparse; weights kept in all layers: 58.1%
 """.strip().replace("{parametrized}", "its weight is computed from others (parametrized); remove the parametrization first")
 
@@ -90,3 +90,37 @@ def test_weights_without_memory_are_summarised() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 8))
     assert nofm.sparsify_(model, "1:16").rows[0].kept == 65536
+
+
+def test_zeros_that_fold_leaves_are_told_where_they_count_as_weights() -> None:
+    """Rows and numbers stay; before it is folded, and of layers that begin with zeros alone, there is nothing to tell."""
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 4))
+    nn.init.zeros_(model[4].weight)
+    sparse = nofm.sparsify_(model, {"2": "2:4", "3": "1:8", "*": None})
+    assert (sparse.zeros, nofm.cost(model, (1, 4, 3, 3)).zeros) == ("", "")
+    nofm.fold_(model)
+    folded, cost = nofm.summary(model), nofm.cost(model, (1, 4, 3, 3))
+    said = "2 dense layers have many zeros (176), counted here as weights; count before nofm.fold_, or look at nofm.verify(model)"
+    assert (folded.zeros, cost.zeros) == (said, said)
+    assert str(folded).splitlines()[-1] == str(cost).splitlines()[-1] == said
+    assert (folded.density, cost.params_sparse) == (1.0, cost.params)
+    model[2] = nn.Linear(8, 16)
+    assert nofm.summary(model).zeros.startswith("one dense layer has many zeros (112)")
+    assert nofm.summary(model.to("meta")).zeros == "", "which has no values"
+
+
+def test_a_zero_here_and_there_is_not_told() -> None:
+    model = nn.Sequential(nn.Linear(100, 10))
+    with torch.no_grad():
+        model[0].weight[:, :9] = 0.0
+    assert nofm.summary(model).zeros == ""
+    with torch.no_grad():
+        model[0].weight[:, :10] = 0.0
+    assert "(100)" in nofm.summary(model).zeros
+
+
+def test_zeros_of_weights_without_plain_values_are_not_looked_at() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        assert nofm.summary(nn.Linear(8, 8)).zeros == ""

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import ste
 from ..errors import NofmError
 from ..layers import seen_now
-from ..overview import refuse_packed
+from ..overview import refuse_packed, zeros_counted
 from ..site import layer_name, named_weights, parameter_name, sites
 from ..sparsifying import unwrap
 
@@ -51,6 +51,7 @@ class Cost:
     weights       all but the scales and shifts of normalisation layers, which is how the paper counts its sparse rows.
     macs          multiply-adds of one forward; sparse ones are dense ones times density for products with a sparse weight.
     now           a sentence on layers that do not compute with their pattern at present, by which they are counted; "" where all do.
+    zeros         a sentence on dense layers with many zeros, as `fold_` leaves them, which count as weights; "" where there are none.
     """
 
     params: int
@@ -61,17 +62,18 @@ class Cost:
     macs_sparse: float
     layers: tuple[LayerCost, ...]
     now: str = ""
+    zeros: str = ""
 
     def __str__(self) -> str:
         rows = [
-            ("", "dense", "sparse", "kept"),
+            ("", "dense", "sparse", "share kept"),
             _row("parameters", self.params, (self.params, self.params_sparse)),
             _row("  without norm layers", self.params, (self.weights, self.weights_sparse)),
             _row("multiply-adds", self.macs, (self.macs, self.macs_sparse)),
         ]
-        lines = [f"{name:27}{dense:>10}{sparse:>10}{ratio:>8}" for name, dense, sparse, ratio in rows]
-        lines.append("sparse multiply-adds = dense ones x density, for each product with a sparse weight")
-        return "\n".join([*lines, *([self.now] if self.now else [])])
+        lines = [f"{name:27}{dense:>10}{sparse:>10}{ratio:>12}" for name, dense, sparse, ratio in rows]
+        lines.append("sparse multiply-adds: dense ones times the share that is kept of the weight")
+        return "\n".join([*lines, *filter(None, (self.now, self.zeros))])
 
 
 def _row(name: str, largest: float, counts: tuple[float, float]) -> tuple[str, str, str, str]:
@@ -90,7 +92,7 @@ def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost
     """
     model = unwrap(model)
     refuse_packed(model)
-    kept, now = {site.key: site.kept() for site in sites(model)}, seen_now(model)
+    kept, now, zeros = {site.key: site.kept() for site in sites(model)}, seen_now(model), zeros_counted(model)
     model = _on_meta(model)
     for site in sites(model):
         site.look_through(ste.dense)  # count with the weight itself, so that it can be told from other tensors
@@ -121,7 +123,7 @@ def cost(model: nn.Module, input_shape: InputLike | Sequence[InputLike]) -> Cost
     norms = sum(p.numel() for module in model.modules() for p in _scales_and_shifts(module))
     params, macs = sum(sizes.values()), sum(meter.macs.values()) + meter.other
     macs_sparse = sum(layer.macs_sparse for layer in layers) + meter.other
-    return Cost(params, params - pruned, params - norms, params - norms - pruned, macs, macs_sparse, tuple(layers), now)
+    return Cost(params, params - pruned, params - norms, params - norms - pruned, macs, macs_sparse, tuple(layers), now, zeros)
 
 
 def _scales_and_shifts(module: nn.Module) -> list[nn.Parameter]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +13,8 @@ from tyro.conf import Positional, arg
 
 from ..engine.config import ConfigError
 from ..engine.resolve import near
+from ..errors import NofmError, NoZerosError
+from .advice import nothing_to_export, nothing_to_pack, trained_dense
 from .folders import check_run, layers_of, runs_in
 from .pages import fitted
 
@@ -22,16 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["analyse", "bench", "check", "completion", "cost", "export", "recipes", "report"]
 
+_SIZES = "(default: 3 224 224; 3 32 32 for cifar/...; 1 8 8 for cnn)"
+
 
 def recipes(glob: Positional[Annotated[str, arg(metavar="[GLOB]", help_behavior_hint="")]] = "*") -> int:
     """List the recipes, with a line about each.
 
     Args:
-        glob: Only those whose names match, such as "cifar10/*".
+        glob: Only those whose names match, such as "cifar10/*", or contain it, such as "resnet".
     """
     from ..recipes import RECIPES, describe, listed
 
-    found = listed(glob)
+    found = listed(glob) or listed(f"*{glob}*")
     if not found:
         raise ConfigError(f"{glob!r} matches no recipe; there are {', '.join(RECIPES)}{near(glob, RECIPES)}")
     lines = "\n".join(f"  {name:{max(map(len, found))}}  {describe(name)}" for name in found)
@@ -48,11 +51,13 @@ def report(
 
     Args:
         runs: Run folders, as `nofm train --out` leaves them, or folders of runs: of `--seeds`, of a study.
-        out: The page; CSV and JSON go beside it. Where nothing is said, report.html in the run folder, or in the one that holds all runs.
+        out: The page, a name in .html, or a folder for it; CSV and JSON go beside it. Where nothing is said, the folder of all runs.
         picture: Draw the curves as FILE.png too, for a README or a slide.
     """
     if not runs:
         raise ConfigError("report: give at least one run folder: nofm report RUN [RUN ...]")
+    if out is not None and out.suffix in _NO_PAGES and not out.is_dir():
+        raise ConfigError(f"--out {out}: the page is HTML, so a name that ends in .html, or a folder; --picture draws a PNG beside it")
     runs = tuple(run for run in runs if not run.is_file()) or runs  # DIR/* finds the report of before, too
     runs = tuple(inner for run in runs for inner in runs_in(run))
     for run in runs:
@@ -64,6 +69,9 @@ def report(
     for file in files_of(page, picture=picture):
         print(file)
     return 0
+
+
+_NO_PAGES = (".csv", ".gif", ".jpg", ".json", ".md", ".pdf", ".png", ".svg", ".txt")  # as a folder, none of them would be meant
 
 
 def _common_folder(runs: Sequence[Path]) -> Path:
@@ -97,7 +105,9 @@ def check(
     if pattern is not None and weights != file:
         found = _without_dense_layers(found, file)
     print(found)
-    if pattern is not None and (dense := [w.name for w in found.weights if w.pattern is not None and w.all_ones]):
+    if weights != file and trained_dense(file):
+        print(f"{file}: was trained dense, so nothing is pruned in it")
+    elif pattern is not None and (dense := [w.name for w in found.weights if w.pattern is not None and w.all_ones]):
         print(f"If {', '.join(dense[:3])}{', ...' * (len(dense) > 3)} should be dense: --skip {' '.join(dense[:3])}")
     return 0 if found.ok else 1
 
@@ -156,66 +166,37 @@ def export(
         raise ConfigError(f"--out {target}: exists, and its name is not that of a safetensors file; give another one")
     from ..deploy import repack
 
-    print(repack(weights, target, form))
+    try:
+        print(repack(weights, target, form))
+    except NoZerosError:
+        raise ConfigError(nothing_to_export(weights)) from None
     return 0
 
 
 def analyse(
     run: Positional[Annotated[Path, arg(metavar="RUN")]],
-    steps: Annotated[tuple[int, int] | None, arg(metavar="A B", help_behavior_hint="")] = None,
+    steps: Annotated[tuple[int, ...], arg(metavar="A B", help_behavior_hint="")] = (),
 ) -> int:
     """SAD between two steps of a run whose masks were saved, layer by layer: how many weights changed between kept and pruned.
 
     Args:
         run: A run folder.
-        steps: The two steps; the first and the last where nothing is said.
+        steps: The two steps; the first and the last that were saved where nothing is said.
     """
     check_run(run)
-    files = {int(m[1]): p for p in sorted((run / "masks").glob("*.safetensors")) if (m := re.fullmatch(r"step-(\d+)\.safetensors", p.name))}
-    if not files:
-        raise ConfigError(f"{run}: no masks are saved there yet")
-    first, last = steps or (min(files), max(files))
-    for step in (first, last):
-        if step not in files:
-            raise ConfigError(f"--steps {step}: no masks of that step; there are {', '.join(map(str, files))}")
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from .moved import moved
 
-    from ..masks import differing
-
-    try:
-        before, after = load_file(files[first]), load_file(files[last])
-    except SafetensorError as error:
-        raise ConfigError(f"{run}/masks: not readable ({error})") from None
-    sizes = _mask_sizes(files[last])
-    print(f"SAD between step {first} and step {last}: weights that changed between kept and pruned")
-    total = 0
-    for layer, bits in after.items():
-        changed = int(differing(before[layer], bits))
-        total += changed
-        print(f"{layer:40} {changed:>12,}  {changed / sizes[layer]:8.3%}")
-    print(f"{'all':40} {total:>12,}  {total / sum(sizes.values()):8.3%}")
+    print(moved(run, steps))
     return 0
-
-
-def _mask_sizes(path: Path) -> dict[str, int]:
-    import json
-    import math
-
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        shapes = json.loads(file.metadata()["shapes"])
-    return {layer: math.prod(shape) for layer, shape in shapes.items()}
 
 
 def cost(
     model: Positional[Annotated[str, arg(metavar="MODEL")]],
     pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
     preset: Literal["default", "paper", "asp", "all"] = "default",
-    input: Annotated[tuple[int, ...], arg(metavar="C H W")] = (3, 224, 224),
+    input: Annotated[tuple[int, ...] | None, arg(metavar="C H W", help_behavior_hint=_SIZES)] = None,
 ) -> int:
-    """Parameters and multiply-adds of a model, dense and sparse.
+    """Parameters and multiply-adds of a model for one image, dense and sparse.
 
     Args:
         model: torchvision/NAME, timm/NAME, or one of nofm's own (cnn, cifar/resnet20, ...).
@@ -227,13 +208,23 @@ def cost(
 
     from .. import cost as count
     from .. import sparsify_
-    from .networks import named
+    from .networks import named, usual_sizes
 
+    sizes = input or usual_sizes(model)
     with torch.device("meta"):
-        network = named(model, input)
+        network = named(model, sizes)
         if pattern is not None:
             sparsify_(network, pattern, preset=preset)
-        print(count(network, (1, *input)))
+        try:
+            found = count(network, (1, *sizes))
+        except NofmError as error:
+            why = error.__cause__ or error
+            raise ConfigError(
+                f"--input {' '.join(map(str, sizes))}: {model} cannot compute it: {why}; give channels, height, width"
+            ) from None
+    print(f"{model}, one image of {' x '.join(map(str, sizes))}\n{found}")
+    if pattern is None:
+        print(f"dense throughout; sparse: nofm cost {model} --pattern 2:4")
     return 0
 
 
@@ -241,7 +232,7 @@ def bench(
     model: Positional[Annotated[str, arg(metavar="MODEL|RUN")]],
     pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
     preset: Literal["default", "paper", "asp", "all"] = "default",
-    input: Annotated[tuple[int, ...] | None, arg(metavar="C H W", help_behavior_hint="(default: 3 224 224, or as a run has them)")] = None,
+    input: Annotated[tuple[int, ...] | None, arg(metavar="C H W", help_behavior_hint=_SIZES)] = None,
     batch: int = 1,
     threads: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     compile: bool = False,
@@ -252,7 +243,7 @@ def bench(
         model: torchvision/NAME, timm/NAME or one of nofm's own (cnn, ...), with weights from chance; or a finished run of a classifier.
         pattern: Of the sparse layers; a run has its own.
         preset: What stays dense: first convolution and classifier (default), classifier (paper), as in NVIDIA's ASP (asp), none (all).
-        input: Channels, height and width of an image.
+        input: Channels, height and width of an image; a run has its own.
         batch: Images of a forward.
         threads: Of torch; as many as it takes by itself where nothing is said.
         compile: Measure both networks compiled by torch, too, which takes a minute.
@@ -262,7 +253,7 @@ def bench(
     is_run = Path(model).is_dir()
     if is_run and (pattern is not None or preset != "default"):
         raise ConfigError(f"--pattern and --preset: {model} is a run, whose weights have their zeros; leave them out")
-    from .networks import check_name, folded, of_run
+    from .networks import check_name, folded, of_run, usual_sizes
 
     if not is_run:
         check_name(model, ", nor is there a run folder of that name")
@@ -274,8 +265,11 @@ def bench(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    network, sizes = of_run(Path(model), input) if is_run else folded(model, str(pattern), preset, input or (3, 224, 224))
-    print(measured(network, torch.randn(batch, *sizes), compiled=compile))
+    network, sizes = of_run(Path(model), input) if is_run else folded(model, str(pattern), preset, input or usual_sizes(model))
+    try:
+        print(measured(network, torch.randn(batch, *sizes), compiled=compile))
+    except NoZerosError:
+        raise ConfigError(nothing_to_pack(model, sizes)) from None
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
     return 0
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import inspect
+import itertools
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +52,7 @@ def _function(name: str) -> Callable[[list[str]], int]:
         from . import commands
         from .pages import fitted, fitting
 
+        _check_patterns(name, args)
         function = getattr(commands, name)
         about = fitted((inspect.getdoc(function) or "").partition("\n\n")[0], indent=2)
         with fitting() if {"-h", "--help"} & set(args) else contextlib.nullcontext():
@@ -57,6 +60,15 @@ def _function(name: str) -> Callable[[list[str]], int]:
         return int(result)
 
     return run
+
+
+def _check_patterns(name: str, args: Sequence[str]) -> None:
+    """Raise where a pattern stands by itself, as one may well write it: tyro would call it unrecognized."""
+    from ..engine.config import ConfigError
+
+    for before, arg in itertools.pairwise(["", *args]):
+        if re.fullmatch(r"\d+:\d+", arg) and before != "--pattern" and name in ("bench", "check", "cost"):
+            raise ConfigError(f"{arg}: a pattern is given by its option: --pattern {arg}")
 
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENAMETOOLONG, errno.EIO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,14 @@ from ..recipes import RECIPES
 from ..tasks.models import build_model
 from .folders import started_with
 
-__all__ = ["check_name", "folded", "named", "of_run"]
+__all__ = ["check_name", "folded", "named", "of_run", "usual_sizes"]
+
+
+def usual_sizes(model: str) -> tuple[int, ...]:
+    """Channels, height and width of the images that a network is made for: counted for others, it would seem far more expensive."""
+    if model == "cnn":
+        return (1, 8, 8)  # the recipe digits
+    return (3, 32, 32) if model in SMALL_MODELS else (3, 224, 224)
 
 
 def named(model: str, input: tuple[int, ...]) -> Any:
@@ -35,7 +43,9 @@ def check_name(model: str, nor: str = "") -> None:
 
 
 def _meant(model: str) -> str:
-    """A hint for who has named a recipe instead of its network, or has left out where a network comes from."""
+    """A hint for who has named a recipe or a run instead of its network, or has left out where a network comes from."""
+    if (Path(model) / "run.json").is_file():
+        return f"; {model} is a run, and the page of nofm report {shlex.quote(model)} has its parameters and multiply-adds"
     if model in RECIPES and (name := RECIPES[model]().model.name) in OWN_MODELS:
         return f"; {model} is a recipe, and its network is {name}"
     from torchvision.models import list_models

@@ -35,11 +35,11 @@ claims. Rows that several studies share are trained once. To go on after an inte
 is finished is skipped, and options that are not given are those that the runs in DIR were started with.
 
 positional arguments:
-  NAME...            Studies, of those below, or "all" that the recipe's task has. (one or more)
+  NAME...            Studies, of those below, or "all": those of the recipe's task. (one or more)
 options:
   -h, --help         show this help message and exit
   --on RECIPE        What to train on; all options of nofm train RECIPE may follow (nofm train RECIPE --help lists them).
-  --out DIR          Where runs and tables go.
+  --out DIR          Where runs and tables go. (required)
   --seeds COUNT      Runs of each row, with seeds from --seed on; a spread needs two or more. (default: 1)
   --lanes COUNT      Runs that share a GPU; on a CPU runs come one after another. (default: 4)
   --processes COUNT  Processes that share the runs, each with its lanes: for steps that wait for the host, as detectors' do. (default: 1)
@@ -99,6 +99,8 @@ def command(args: list[str]) -> int:
     heard = contextlib.nullcontext(StopRequest()) if wishes.only_table else listening()
     with heard as stop, limited(stop, wishes.minutes) as over:
         base, options, _ = parse(wishes.on, find(wishes.on), rest)
+        if options.seeds < 1:
+            raise ConfigError(f"--seeds {options.seeds}: must be 1 or more")
         if base.out is None:
             raise ConfigError("study: say where its runs go: --out DIR")
         out, base = Path(base.out), dataclasses.replace(base, out=None)

@@ -6,6 +6,7 @@ import dataclasses
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ from ..engine.config import ConfigError, RunConfig
 from ..engine.counting import other_unit
 from ..recipes import RECIPES, describe, find
 from ..report.study import finished
-from .folders import begun
+from .folders import Begun, begun
 from .pages import fitted
 from .words import say
 
 if TYPE_CHECKING:
     from .options import Options
+    from .progress import Turn
 
 __all__ = ["command", "resume"]
 
@@ -35,7 +37,8 @@ options:
   --config FILE      A TOML file with values that go before the recipe's; options go before both.
   --out DIR          Folder of the run; runs/RECIPE-TIME where nothing is said.
   --seed N           Decides starting weights, the order of images and all other chance. (default: 0)
-  --seeds COUNT      Train so many times, with seeds from --seed on, each in a folder of its own: DIR/seed-0, DIR/seed-1, ... (default: 1)
+  --seeds COUNT      Train so many times, with seeds from --seed on, each in a folder of its own: DIR/seed-0, DIR/seed-1, ... Each then
+                     shows one line when it has ended. (default: 1)
   --device D         auto (cuda where there is one), cpu, cuda or cuda:N.
   --resume           Go on from the newest checkpoint in --out, or start there if there is none.
 recipes:
@@ -85,13 +88,32 @@ def resume(args: list[str]) -> int:
     runs = begun(folder)
     for run in runs:
         _check_unit(run.config, rest)
+    left = [run for run in runs if rest or not finished(run.folder)]
     for run in runs:
-        if not rest and finished(run.folder):
+        if run not in left:
             say(f"{run.folder}: is finished")
-            continue
+    turns = _turns([run.folder for run in left]) if _differ_in_the_seed_alone(left) else [None] * len(left)
+    for run, turn in zip(left, turns, strict=True):
         typed = ["nofm", "resume", *args] if rest or (run.folder / "run.json").exists() else run.command
-        _train(run.recipe, dataclasses.replace(run.config, out=str(run.folder)), [*rest, "--resume"], typed, home=folder)
+        _train(run.recipe, dataclasses.replace(run.config, out=str(run.folder)), [*rest, "--resume"], typed, home=folder, turn=turn)
+    if any(turns):
+        from .progress import looking
+
+        say(looking(folder, several=True))
     return 0
+
+
+def _differ_in_the_seed_alone(runs: Sequence[Begun]) -> bool:
+    configs = [dataclasses.replace(run.config, seed=0, out=None) for run in runs]
+    return all(config == configs[0] for config in configs)
+
+
+def _turns(folders: Sequence[Path]) -> Sequence[Turn | None]:
+    """Which is which of runs that go one after another; a single one needs no such words."""
+    from .progress import Turn
+
+    count = len(folders)
+    return [Turn(number, count, folder.name) if count > 1 else None for number, folder in enumerate(folders, start=1)]
 
 
 def _check_unit(config: RunConfig, rest: list[str]) -> None:
@@ -101,8 +123,8 @@ def _check_unit(config: RunConfig, rest: list[str]) -> None:
         raise ConfigError(f"{other}: this run counts in {unit} and has {getattr(config.engine, unit):g}; give --engine.{unit}")
 
 
-def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str], home: Path | None = None) -> int:
-    """Train, with all that was asked for; `home` is what to give to nofm resume to go on with it."""
+def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str], home: Path | None = None, turn: Turn | None = None) -> int:
+    """Train, with all that was asked for; `home` is what to give to nofm resume to go on with it, `turn` which of the runs there it is."""
     from ..engine.signals import listening
     from ..engine.validate import check
     from .options import parse
@@ -115,13 +137,20 @@ def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str], home
         if options.seeds < 1:
             raise ConfigError(f"--seeds {options.seeds}: must be seeds >= 1, and finite")
         out = Path(config.out or f"runs/{recipe.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
-        for seed in range(config.seed, config.seed + options.seeds):
-            folder = out if options.seeds == 1 else out / f"seed-{seed}"
-            _one(dataclasses.replace(config, seed=seed), folder, recipe, typed, options, stop, home or out)
+        seeds = range(config.seed, config.seed + options.seeds)
+        folders = [out] if options.seeds == 1 else [out / f"seed-{seed}" for seed in seeds]
+        for seed, folder, its in zip(seeds, folders, _turns(folders), strict=True):
+            _one(dataclasses.replace(config, seed=seed), folder, recipe, typed, options, stop, home or out, turn or its)
+        if options.seeds > 1:
+            from .progress import looking
+
+            say(looking(out, several=True))
     return 0
 
 
-def _one(config: RunConfig, folder: Path, recipe: str, typed: list[str], options: Options, stop: Any, home: Path) -> None:
+def _one(
+    config: RunConfig, folder: Path, recipe: str, typed: list[str], options: Options, stop: Any, home: Path, turn: Turn | None
+) -> None:
     from ..engine.signals import Stopped
     from ..engine.train import train
     from .progress import make_progress
@@ -134,7 +163,7 @@ def _one(config: RunConfig, folder: Path, recipe: str, typed: list[str], options
             command=typed,
             resume=options.resume,
             allow_change=options.allow_change,
-            sinks=[make_progress(folder, sys.stdout)],
+            sinks=[make_progress(folder, sys.stdout, turn)],
             stop=stop,
         )
     except Stopped as stopped:

@@ -1,22 +1,22 @@
 """`bench(model, example)`: how fast a folded network is here, dense and packed.
 
 The dense network is given its chance: eager in both memory layouts, of which the faster is what ratios are to; with `compiled`, both are
-compiled by torch's inductor as well. Networks take turns, so that what else the machine does falls on all of them; medians.
+compiled by torch's inductor as well. Networks take turns, and how much the rounds differ is told beside their medians.
 """
 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..overview import table
 from .packing import Packing, pack_
+from .timing import Seconds, in_turns
 
 __all__ = ["Bench", "bench"]
 
@@ -25,30 +25,42 @@ _COMPILED = ", compiled"
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Seconds of a forward, by what was run, and what `pack_` has decided; printed, both."""
+    """Seconds of a forward round by round, by what was run, and what `pack_` has decided; printed, both."""
 
     packing: Packing
-    seconds: dict[str, float]
-    rounds: int
+    times: dict[str, Seconds]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The medians."""
+        return {name: times.median for name, times in self.times.items()}
 
     @property
     def speed_up(self) -> float:
         """The packed network beside the faster of the dense ones, neither of them compiled."""
-        return self._dense(like="packed") / self.seconds["packed"]
+        return self.times["packed"].speed_up_from(self._dense(like="packed")).median
 
     def __str__(self) -> str:
-        lines = [str(self.packing), "", f"the whole network ({self.rounds} rounds in turns, medians):"]
-        for name, seconds in self.seconds.items():
-            ratio = f"   {self._dense(like=name) / seconds:.2f} x the faster dense one" if name.startswith("packed") else ""
-            lines.append(f"  {name:22}{seconds * 1e3:10.2f} ms{ratio}")
+        rows = [("the whole network", "ms (range)", "speed-up (range)")]
+        digits = 3 if min(self.seconds.values()) < 1e-3 else 2
+        for name, times in self.times.items():
+            ratio = times.speed_up_from(self._dense(like=name)).told(2) if name.startswith("packed") else ""
+            rows.append((name, times.milliseconds().told(digits), ratio))
+        rounds = len(next(iter(self.times.values())).rounds)
+        lines = [str(self.packing), "", *table(rows), f"Medians of {rounds} rounds in turns; range: the lowest and the highest of a round."]
+        lines.append(f"Speed-up: beside the faster dense network{' that is compiled or not, as this one' * self._is_compiled()}.")
         if not self.packing.packed:
-            lines.append("No layer was faster without its zeros, so dense and packed are the same network, and differ by noise.")
+            lines += ["No layer was faster without its zeros, so dense and packed are the same network,", "and differ by noise."]
         return "\n".join(lines)
 
-    def _dense(self, like: str) -> float:
+    def _is_compiled(self) -> bool:
+        return any(name.endswith(_COMPILED) for name in self.times)
+
+    def _dense(self, like: str) -> Seconds:
         """The fastest dense network that is compiled, or not, as this one."""
         compiled = like.endswith(_COMPILED)
-        return min(s for name, s in self.seconds.items() if name.startswith("dense") and name.endswith(_COMPILED) == compiled)
+        alike = (s for name, s in self.times.items() if name.startswith("dense") and name.endswith(_COMPILED) == compiled)
+        return min(alike, key=lambda times: times.median)
 
 
 @torch.inference_mode()
@@ -70,11 +82,4 @@ def bench(model: nn.Module, example: Tensor, *, rounds: int = 15, compiled: bool
     if compiled:
         dense_code, packed_code = torch.compile(last_model), torch.compile(packed)
         calls |= {f"dense{_COMPILED}": lambda: dense_code(in_last), f"packed{_COMPILED}": lambda: packed_code(example)}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 2):  # the first two warm up
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if turn >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return Bench(packing, {name: median(times) for name, times in seconds.items()}, rounds)
+    return Bench(packing, dict(zip(calls, in_turns(list(calls.values()), rounds), strict=True)))

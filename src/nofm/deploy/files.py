@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..analysis import verify
 from ..choose import Rules
-from ..errors import LayerError, NofmError, PackedError
+from ..errors import LayerError, NofmError, NoZerosError, PackedError
 from ..masks import Grouping
 from ..packed import KEY, PackedWeight, is_packed, metadata_of, other_metadata, pack_weight, smaller_packed, tensors_of, unpacked
 from ..site import sites
@@ -35,7 +35,11 @@ _PT = {"format": "pt"}  # which other readers of safetensors ask for
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """What was written: the bytes of all tensors as they were, and in the file; printed, a line."""
+    """What was written; printed, a line.
+
+    dense_bytes   of the file that was read, header included; of a model or a state dict, or of a file that was packed, all its tensors.
+    bytes         of the file that was written, header included.
+    """
 
     path: Path
     packed: int  # weights without their zeros
@@ -86,7 +90,7 @@ def save_packed(
         for part, half in tensors_of(name, found).items():
             _add(tensors, part, half)
     if not lines:
-        raise LayerError(
+        raise NoZerosError(
             "no weight has zeros worth leaving out. The state dict of a sparsified model, and a checkpoint of a framework, hold its dense "
             "weights: give the model itself, or fold_ it first. What is dense is a matter for safetensors.torch.save_file"
         )
@@ -101,10 +105,13 @@ def repack(path: Path, target: Path, form: Literal["packed", "plain"]) -> Packed
     target = _target(target)
     with _opened(path) as file:
         others = other_metadata(file)
-        named = unpacked(path, file) if is_packed(file) else ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        was_packed = is_packed(file)
+        named = unpacked(path, file) if was_packed else ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
         weights = {name: tensor.clone() for name, tensor in named}  # a file that has zeros has shared weights twice
     if form == "packed":
-        return save_packed(weights, target, metadata=others)
+        read = path.stat().st_size
+        written = save_packed(weights, target, metadata=others)
+        return written if was_packed else replace(written, dense_bytes=read)
     data = save(weights, {**_PT, **others})
     _write_whole(target, data)
     return PackedFile(target, 0, len(weights), sum(t.nbytes for t in weights.values()), len(data))

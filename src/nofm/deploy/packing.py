@@ -8,16 +8,15 @@ decided is in the report that is returned, layer by layer, with a reason where a
 from __future__ import annotations
 
 import copy
-import time
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import LayerError
+from ..errors import LayerError, NoZerosError
 from ..kernels import products
 from ..kinds import known_weights
 from ..overview import refuse_packed, table
@@ -25,17 +24,19 @@ from ..readers import children_read
 from ..site import sites
 from ..sparsifying import unwrap
 from .layers import PackedLayer, why_not_packed
+from .timing import Spread, in_turns
 
 __all__ = ["PackedRow", "Packing", "pack_", "unpack_"]
 
-_ROUNDS, _SECONDS = 7, 0.004  # of timing, and how long each is at least
+_ROUNDS = 7  # of timing
+_WIDTH = 80  # of a terminal
 _WORTH = 0.95  # of the dense time: what must be gained for a layer to be packed
 _ZEROS = 0.4  # of a weight: with fewer, leaving them out cannot pay
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """One layer: its times on the example's input in seconds, 0.0 where it was not timed, and what was decided."""
+    """One layer: its times on the example's input in seconds (medians; 0.0 where it was not timed), and what was decided."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,6 +47,7 @@ class PackedRow:
     packed: bool
     note: str
     calls: int = 0  # in a forward of the example; the first of them is timed
+    speed_up: Spread | None = None  # without zeros, beside dense; None where it was not timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +62,71 @@ class Packing:
         return sum(row.packed for row in self.rows)
 
     def __str__(self) -> str:
-        header = ("layer", "weight", "kept", "input", "dense", "without zeros", "speed-up", "")
-        timed = [row for row in self.rows if row.without_zeros]
-        before = sum(row.calls * row.dense for row in timed)
-        after = sum(row.calls * (row.without_zeros if row.packed else row.dense) for row in timed)
-        lines = [*table([header, *map(_cells, self.rows)]), f"{self.packed} of {len(self.rows)} weights with many zeros are packed."]
+        timed = [row for row in self.rows if row.speed_up is not None]
+        lines = [*_timed_lines(timed), *_untimed_lines(self.rows)]
+        lines += _wrapped(f"{self.packed} of {len(self.rows)} weights with many zeros are packed{_kept_of(self.rows)}.")
         if timed:
+            before = sum(row.calls * row.dense for row in timed)
+            after = sum(row.calls * (row.without_zeros if row.packed else row.dense) for row in timed)
             threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-            lines.append(f"All calls of the timed layers take {_ms(after)} instead of {_ms(before)}: {before / after:.2f} x, {threads}.")
+            took = f"{_ms(after)} ms instead of {_ms(before)}"
+            lines += _wrapped(f"Timed layers, all calls: {took}, {before / after:.2f} x, {threads}.")
         return "\n".join(lines)
 
 
+# ---- how it is printed: in lines that a terminal of 80 columns has room for ----
+
+
+def _timed_lines(timed: Sequence[PackedRow]) -> list[str]:
+    """A table. Where names are too long for it, each has a line of its own, and its numbers stand below."""
+    if not timed:
+        return []
+    lines = table([("layer", *_HEADER), *((row.name, *_cells(row)) for row in timed)], right=(2, 3))
+    if max(map(len, lines)) > _WIDTH:
+        head, *numbers = (f"  {line}" for line in table([_HEADER, *map(_cells, timed)], right=(1, 2)))
+        lines = ["layer", head, *(line for row, below in zip(timed, numbers, strict=True) for line in (row.name, below))]
+    how = f"Milliseconds of a call: medians of {_ROUNDS} rounds in turns; range: from the lowest to the highest speed-up of a round."
+    if not all(row.packed for row in timed):
+        how += f" A layer is packed where it gains {1 - _WORTH:.0%} or more."
+    return [*lines, *_wrapped(how)]
+
+
+_HEADER = ("weight", "dense", "packed", "speed-up (range)", "chosen")
+
+
 def _cells(row: PackedRow) -> tuple[str, ...]:
-    sizes = "x".join(map(str, row.shape)), f"{row.kept:.1%}", "x".join(map(str, row.input))
-    if not row.without_zeros:
-        return (row.name, *sizes, "-", "-", "-", row.note)
-    note = row.note if row.calls == 1 else f"{row.note}; called {row.calls} times"
-    return (row.name, *sizes, _ms(row.dense), _ms(row.without_zeros), f"{row.dense / row.without_zeros:.2f} x", note)
+    assert row.speed_up is not None, "only of rows that were timed"
+    often = f", {row.calls} calls" if row.calls != 1 else ""
+    chosen = f"{'packed' if row.packed else 'dense'}{often}"
+    return _shape(row), _ms(row.dense), _ms(row.without_zeros), row.speed_up.told(2), chosen
+
+
+def _untimed_lines(rows: Sequence[PackedRow]) -> list[str]:
+    """The other layers, by what there is to say of them."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.speed_up is None:
+            reasons.setdefault(row.note, []).append(f"{row.name} ({_shape(row)})")
+    return [line for note, names in reasons.items() for line in _wrapped(f"{note}: {', '.join(names)}", indent="  ")]
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _kept_of(rows: Sequence[PackedRow]) -> str:
+    """How much of a weight is left, from the least to the most."""
+    shares = sorted(row.kept for row in rows)
+    least_and_most = dict.fromkeys(f"{share:.1%}" for share in (shares[:1] + shares[-1:]))
+    return f"; {' to '.join(least_and_most)} of each is not zero" if shares else ""
+
+
+def _shape(row: PackedRow) -> str:
+    return "x".join(map(str, row.shape))
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms"
+    return f"{seconds * 1e3:.3f}"
 
 
 @torch.no_grad()
@@ -109,7 +155,7 @@ def pack_(model: nn.Module, example: Any = None, *, only_faster: bool = True) ->
     refuse_packed(model)
     rows = {name: _row(weight, name, reason) for name, weight, reason in _with_zeros(model)}
     if not rows:
-        raise LayerError(f"no layer has zeros worth leaving out, {_ZEROS:.0%} or more of a weight; see nofm.verify(model)")
+        raise NoZerosError(f"no layer has zeros worth leaving out, {_ZEROS:.0%} or more of a weight; see nofm.verify(model)")
     tried = {name: layer for name, layer in model.named_modules() if name in rows and not rows[name].note}
     if example is not None:
         _time(model, example, tried, rows, only_faster)
@@ -205,10 +251,12 @@ def _measured(row: PackedRow, layer: Any, x: Tensor, y: Tensor, only_faster: boo
         raise LayerError(f"{row.name}: is given nothing by the example, so that it cannot be timed; give a larger one")
     trial = PackedLayer(copy.deepcopy(layer), row.name)
     _check_same(row.name, trial(x), y)
-    dense, without = _in_turns(lambda: layer.forward(x), lambda: trial(x))
+    as_it_is, trials = in_turns([lambda: layer.forward(x), lambda: trial(x)], _ROUNDS)
+    dense, without = as_it_is.median, trials.median
     packed = without < _WORTH * dense or not only_faster
     note = "packed" if packed else "dense is faster" if without >= dense else f"gains less than {1 - _WORTH:.0%}"
-    return replace(row, input=tuple(x.shape), dense=dense, without_zeros=without, packed=packed, note=note)
+    times: dict[str, Any] = {"dense": dense, "without_zeros": without, "speed_up": trials.speed_up_from(as_it_is)}
+    return replace(row, input=tuple(x.shape), packed=packed, note=note, **times)
 
 
 def _check_same(name: str, ours: Tensor, dense: Tensor) -> None:
@@ -218,20 +266,3 @@ def _check_same(name: str, ours: Tensor, dense: Tensor) -> None:
     worst = float((ours - dense).abs().max() / dense.abs().max().clamp(min=1e-30))
     if not worst < 1e-3:
         raise LayerError(f"{name}: packed, its output differs from the dense one by {worst:.1e} of its largest; this is a bug of nofm")
-
-
-def _in_turns(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[float, float]:
-    """The median seconds of a call of each, measured in turns, so that what else the machine does falls on both."""
-    seconds: tuple[list[float], list[float]] = ([], [])
-    repeats = [max(1, round(_SECONDS / max(_once(call, 1), 1e-7))) for call in (first, second)]
-    for _ in range(_ROUNDS):
-        for call, times, into in zip((first, second), repeats, seconds, strict=True):
-            into.append(_once(call, times))
-    return median(seconds[0]), median(seconds[1])
-
-
-def _once(call: Callable[[], Any], times: int) -> float:
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - start) / times

@@ -106,7 +106,7 @@ def _metric_tiles(lead: Group, baseline: Group | None, metrics: Sequence[str], u
 def _cost_tiles(lead: Group) -> list[dict[str, str]]:
     cost = cost_of(lead.runs[0])
     of_all = f"{_share(cost, 'weights')} % kept in all layers, {big(cost['weights_kept'])} of {big(cost['weights'])}"
-    tiles = [_tile("kept in sparse layers", _share(cost, "sparse_weights"), "%" if cost["sparse_weights"] else "", of_all)]
+    tiles = [_tile("weights kept in sparse layers", _share(cost, "sparse_weights"), "%" if cost["sparse_weights"] else "", of_all)]
     if "macs" in cost:
         tiles.append(_tile("multiply-adds kept", _share(cost, "macs"), "%", f"{big(cost['macs_kept'])} of {big(cost['macs'])}"))
     if (flips := lead.stat(mean_flip_rate)) is not None:
@@ -131,7 +131,7 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
         columns.append((unit.words + (f", {unit.unit}" if unit.unit else ""), partial(evaluated_cell, name, metric)))
     columns += [
         *((f"weights kept in {which} layers", partial(kept_share, of)) for which, of in KEPT.items()),
-        ("SAD, whole run", lambda group: _with_spread(group.stat(total_sad), big)),
+        ("mask changes of all weights (SAD), whole run", lambda group: _with_spread(group.stat(total_sad), big)),
         ("flip rate, % a step", lambda group: _flips(group.stat(mean_flip_rate))),
         ("time a run", lambda group: duration(found.mean if (found := group.stat(lambda run: run.seconds)) else None)),
     ]
