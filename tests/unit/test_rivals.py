@@ -66,9 +66,9 @@ def test_rewirings_go_by_epochs(name, label, in_an_epoch, until):
 
 @pytest.mark.parametrize(("name", "least"), [("cifar10/resnet20", 0.8), ("cifar10/resnet18", 0.3)])
 def test_thresholds_of_str_open_early_and_in_no_haste(name, least):
-    """By decay alone: when they open (s = -10), and how far s comes, which is -10 exp(-3 E / 4) for exponent E. The least E is what keeps more
-    than a fifth of the network's weights: 39 % of ResNet-20 by 0.8, 24 % of ResNet-18 by 0.3. Three times the 11.5 of the authors' ResNet-50 is
-    the most: 10 keeps a tenth of ResNet-20, and what rises much faster empties layers before the loss can hold them."""
+    """By decay alone: when they open (s = -10), and how far s comes, which is -10 exp(-3 E / 4) for exponent E. The least E is what keeps
+    more than a fifth of the network's weights: 39 % of ResNet-20 by 0.8, 24 % of ResNet-18 by 0.3. Three times the 11.5 of the authors'
+    ResNet-50 is the most: 10 keeps a tenth of ResNet-20, and what rises much faster empties layers before the loss can hold them."""
     for label, config in configs("table3", find(name)).items():
         if not label.startswith("STR"):
             continue
