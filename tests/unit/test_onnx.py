@@ -252,12 +252,14 @@ def test_weights_are_followed_through_what_only_moves_them_and_named_by_their_no
     hidden = helper.make_node("Mul", ["c", "c"], ["t"])
     (report,) = nofm.verify(by_hand(node, {}, tmp_path / "b.onnx", made, hidden)).weights
     assert (report.name, report.note, report.ok) == ("/head/MatMul.t", "not looked at: Mul computes it at run time", False)
-    activations = helper.make_node("Add", ["x", "c"], ["t"])
-    assert nofm.verify(by_hand(node, {}, tmp_path / "c.onnx", made, activations)).weights == ()
+    activations = [helper.make_node("Add", ["x", "c"], ["a"]), helper.make_node("Transpose", ["a"], ["t"])]
+    assert nofm.verify(by_hand(node, {}, tmp_path / "c.onnx", made, *activations)).weights == ()
 
 
-def test_bfloat16(tmp_path):
+def test_bfloat16_whose_zeros_have_either_sign(tmp_path):
     model = folded(rows(), "2:4", preset="all").bfloat16()
+    with torch.no_grad():
+        model[0].weight.neg_()
     found = nofm.verify(written(model, torch.randn(2, 3, 32).bfloat16(), tmp_path / "model.onnx"), "2:4")
     assert found.ok
     assert len(found.weights) == 2

@@ -7,7 +7,8 @@ names nor shapes tell the axis, the node that multiplies by the weight does:
     Conv 1    ConvTranspose 0    Gemm 1 if transB, else 0    MatMul the last but one    LSTM, GRU, RNN the last
 
 (of B; where the weight is A, the other of its last two). A weight is followed through what only moves it (Identity, Cast, Transpose,
-Split). One that the file computes otherwise, out of constants, is told and not looked at: a runtime does not find zeros there.
+Split). One that the file computes otherwise, out of constants, is told and not looked at: a runtime does not find zeros there. The
+bodies of If and Loop are not entered.
 
 Nothing of a file is run or unpickled: its graph is read, and tensors one by one when they are asked for, from beside the file where
 they lie in one of their own. The package onnx is imported here alone, and only when such a file is read, so the library needs it no
@@ -61,12 +62,12 @@ def onnx_weights(path: Path) -> Iterator[OnnxWeight]:
         inputs = {value.name for value in graph.input} - set(constants)
     seen: set[tuple[str, int]] = set()
     for node in graph.node:
-        for position, end in _weight_inputs(node):
+        for position, axis in _weight_inputs(node):
             value = node.input[position]
             if value not in constants:
                 continue
             with _readable(path, f", {value} of {node.name or node.op_type}"):
-                weight = _weight(node, constants[value], end)
+                weight = _weight(node, constants[value], axis)
             if weight is not None and (weight.name, weight.axis) not in seen:
                 seen.add((weight.name, weight.axis))
                 yield weight

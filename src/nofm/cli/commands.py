@@ -84,7 +84,7 @@ def check(
     """Is a safetensors or ONNX file really N:M? Exit code 1 if not.
 
     Args:
-        file: The file (of ONNX, MODEL.onnx), or a run folder for the weights that the run has ended with.
+        file: The file, .safetensors or .onnx, or a run folder for the weights that the run has ended with.
         pattern: Check all weights against this N:M, not each for its own; of a run folder, the layers that the run made sparse.
         skip: Weights or layers that are meant to be dense, beside --pattern: "fc" "*.downsample.*".
     """
