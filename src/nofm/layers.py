@@ -33,6 +33,7 @@ __all__ = [
     "casts",
     "dense_class",
     "forget_mask_",
+    "in_onnx_export",
     "make_sparse_",
     "restore_class_",
     "seen_now",
@@ -108,6 +109,16 @@ def _mask_anew(weight: Tensor, grouping: Grouping, before: Tensor | None) -> Ten
     return largest(weight, keep) if keep < grouping.kept(weight.shape) else grouping.mask(weight)
 
 
+def in_onnx_export() -> bool:
+    """Whether it is torch.onnx.export that traces."""
+    return torch.onnx.is_in_onnx_export()
+
+
+# The exporter tries again by Dynamo where its first way fails, and Dynamo takes torch's function for False without asking; this one it
+# asks. It is what torch.compiler.assume_constant_result does, which would import all of the compiler.
+in_onnx_export.__dict__["_dynamo_marked_constant"] = True
+
+
 # ---- the class swap ----
 
 
@@ -127,6 +138,11 @@ class SparseModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
+            if in_onnx_export():
+                raise LayerError(
+                    f"{type(self).__name__}: a file in ONNX would hold its dense weights, where runtimes look for zeros; export "
+                    "nofm.fold_(copy.deepcopy(model)), or that copy after nofm.densify_ for a dense network"
+                )
             return self._traced_forward(*args, **kwargs)
         thread = threading.get_ident()
         made: Any = self.__dict__.get("_nofm_made")  # by `bulk`, for a thread: a name and the masked weight of that name

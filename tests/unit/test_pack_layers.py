@@ -604,6 +604,6 @@ def test_a_bench_runs_and_leaves_the_model_alone():
 
 def test_the_code_of_the_page_runs(capsys):
     page = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)  # that of other runtimes is in test_onnx.py
     exec(compile(code, "docs/inference.md", "exec", dont_inherit=True), {})
     assert "of 19 weights with many zeros are packed" in capsys.readouterr().out

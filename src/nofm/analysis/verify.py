@@ -1,8 +1,9 @@
 """`verify(model_or_path)`: is it really N:M? Layer by layer, on which axis, and how far from it if not.
 
-Takes what people have: a sparsified model, a plain (folded) model, a state dict, or a safetensors file (packed or not), which is read
-tensor by tensor and never unpickled. Without a pattern it says which one each weight has. A weight whose mask would be all ones, the
-sign of pruning that silently did not happen, is told apart from one that breaks the pattern here and there.
+Takes what people have: a sparsified model, a plain (folded) model, a state dict, a safetensors file (packed or not) or an ONNX file
+(`onnx_weights`), which are read tensor by tensor and never unpickled. Without a pattern it says which one each weight has. A weight
+whose mask would be all ones, the sign of pruning that silently did not happen, is told apart from one that breaks the pattern here and
+there.
 
 Zeros anywhere fulfil some N:M by chance: of a network pruned to 10 % without structure, no 32 neighbours hold more than 12 weights
 or so, which is no 12:32 network. So a pattern counts as found where groups fill it, half of them at least, and no more than one in a
@@ -33,6 +34,7 @@ from ..packed import is_packed, unpacked
 from ..patterns import Pattern
 from ..site import named_weights, parameter_name, sites
 from ..sparsifying import unwrap
+from .onnx_weights import onnx_weights
 
 __all__ = ["Verification", "WeightReport", "verify"]
 
@@ -116,18 +118,20 @@ class Verification:
 
 
 def verify(model_or_path: Verifiable, pattern: Rules | None = None) -> Verification:
-    """Check every weight of a model, a state dict or a safetensors file.
+    """Check every weight of a model, a state dict, a safetensors file or an ONNX file.
 
     Without `pattern`: a sparsified model is checked against its own patterns, by the weights its layers compute with; of
     anything else the pattern is found. With `pattern`: every weight is checked against it, or against the first of its rules
     that matches ({"layer4.*": "1:4", "fc": None, "*": "2:4"}, as for `sparsify_`; None and no match: not checked). Biases and
-    other vectors are left out.
+    other vectors are left out. Of an ONNX file, those weights are checked that a node multiplies by, along the axis on which it sums.
     """
     if isinstance(pattern, Mapping):
         return _by_rules(verify(model_or_path), parse_rules(pattern), model_or_path)
     wanted = None if pattern is None else Pattern(pattern)
     if isinstance(model_or_path, nn.Module):
         return Verification(tuple(_of_model(unwrap(model_or_path), wanted)))
+    if not isinstance(model_or_path, Mapping) and Path(model_or_path).suffix.lower() == ".onnx":
+        return Verification(tuple(_of_onnx(Path(model_or_path), wanted)))
     named = _of_state(model_or_path) if isinstance(model_or_path, Mapping) else _of_file(Path(model_or_path))
     return Verification(tuple(_report(name, weight, wanted) for name, weight in named if _is_weight(name, weight)))
 
@@ -191,8 +195,7 @@ def _of_state(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 def _of_file(path: Path) -> Iterator[tuple[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise NofmError(f"{path}: no such file; verify takes a model, a state dict or a safetensors file")
+    _check_is_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             if is_packed(file):
@@ -204,11 +207,29 @@ def _of_file(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise NofmError(f"{path}: not a readable safetensors file ({error}); other formats are not opened, for safety") from error
 
 
+def _of_onnx(path: Path, wanted: Pattern | None) -> Iterator[WeightReport]:
+    _check_is_file(path)
+    for weight in onnx_weights(path):
+        if weight.tensor is None:  # where it should have a pattern, nothing tells that it has
+            yield WeightReport(weight.name, (), wanted, None, 0, int(wanted is not None), 0.0, weight.note)
+        elif _is_weight(weight.name, weight.tensor):
+            yield _on_axes(weight.name, weight.tensor, wanted, [weight.axis])
+
+
+def _check_is_file(path: Path) -> None:
+    if not path.is_file():
+        raise NofmError(f"{path}: no such file; verify takes a model, a state dict, a safetensors file or an ONNX file")
+
+
 def _report(name: str, weight: Tensor, wanted: Pattern | None, axis: int | None = None) -> WeightReport:
     """Check one plain weight on the axes that its groups may run along, the usual one first."""
     axes: list[Axis] = [1, 0] if axis is None else [axis]
     if weight.dim() > 2:
         axes.append("flat")
+    return _on_axes(name, weight, wanted, axes)
+
+
+def _on_axes(name: str, weight: Tensor, wanted: Pattern | None, axes: list[Axis]) -> WeightReport:
     if wanted is not None:
         reports = [_checked(name, weight, Grouping(wanted, a, pad=True)) for a in axes]
         return next((report for report in reports if report.ok), reports[0])

@@ -89,10 +89,10 @@ def check(
     pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
     skip: Annotated[tuple[str, ...], arg(metavar="GLOB [GLOB ...]", help_behavior_hint="")] = (),
 ) -> int:
-    """Is a safetensors file really N:M? Exit code 1 if not.
+    """Is a safetensors or ONNX file really N:M? Exit code 1 if not.
 
     Args:
-        file: The safetensors file, or a run folder for the weights that the run has ended with.
+        file: The file, .safetensors or .onnx, or a run folder for the weights that the run has ended with.
         pattern: Check all weights against this N:M, not each for its own; of a run folder, the layers that the run made sparse.
         skip: Weights or layers that are meant to be dense, beside --pattern: "fc" "*.downsample.*".
     """

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..errors import LayerError
 from ..kernels import products
 from ..kinds import forward_by
+from ..layers import in_onnx_export
 from ..packed import pack_weight, unpack_weight
 
 __all__ = ["PackedLayer", "why_not_packed"]
@@ -101,6 +102,8 @@ class PackedLayer(nn.Module):
             )
         if x.requires_grad and torch.is_grad_enabled():
             raise LayerError(f"{self.name}: is packed, and has no gradient; use torch.inference_mode(), or nofm.unpack_(model) to train")
+        if in_onnx_export() if torch.compiler.is_compiling() else torch._C._is_tracing():
+            raise LayerError(f"{self.name}: is packed, which neither torch.jit.trace nor ONNX can write down; nofm.unpack_(model) first")
         if torch.compiler.is_compiling():
             result: Tensor = torch.ops.nofm.without_zeros(x, self._number)
             return result
