@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from . import shards
 from .analysis.cost import InputLike, cost
-from .choose import Candidate, Choice, Preset, find_candidates, share_ties
+from .choose import Candidate, Choice, Preset, find_candidates, no_candidates, share_ties
 from .errors import LayerError
 from .layers import SparseModule
 from .masks import Grouping, check_finite
@@ -160,6 +160,8 @@ def _layers(
     if any(isinstance(module, SparseModule) for module in model.modules()):
         raise LayerError("this model is sparse already; densify_ it first, or allocate before sparsify_")
     candidates = list(find_candidates(model))
+    if not candidates:
+        raise LayerError(no_candidates(model))
     Choice({"*": Pattern("1:1")}, preset, skip, axis, pad=False).decide(model, candidates)  # 1:1 divides everything
     share_ties(model, candidates)
     tied: dict[int, list[Candidate]] = {}

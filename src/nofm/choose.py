@@ -24,7 +24,7 @@ from .patterns import Pattern, PatternLike
 from .readers import children_read
 from .site import layer_name, parameter_name, plain_name
 
-__all__ = ["Candidate", "Choice", "Preset", "Rules", "find_candidates", "parse_rules", "share_ties"]
+__all__ = ["Candidate", "Choice", "Preset", "Rules", "find_candidates", "no_candidates", "parse_rules", "share_ties"]
 
 Preset: TypeAlias = Literal["default", "paper", "asp", "all"]
 Rules: TypeAlias = PatternLike | Mapping[str, PatternLike | None]
@@ -66,6 +66,11 @@ def find_candidates(model: nn.Module) -> Iterator[Candidate]:
             )
         for known in known_weights(module):
             yield Candidate(layer_name(prefix, known.param), prefix, module, known)
+
+
+def no_candidates(model: nn.Module) -> str:
+    """What to say of a model without any."""
+    return f"this {type(model).__name__} has no layer of a kind that nofm knows; teach it with nofm.register_layer"
 
 
 def parse_rules(rules: Rules) -> dict[str, Pattern | None]:

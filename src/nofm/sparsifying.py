@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from . import bulk, shards, ste
-from .choose import Choice, Preset, Rules, find_candidates, parse_rules, share_ties
+from .choose import Choice, Preset, Rules, find_candidates, no_candidates, parse_rules, share_ties
 from .errors import LayerError
 from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
 from .masks import check_finite
@@ -71,7 +71,7 @@ def sparsify_(
     refuse_packed(model)
     candidates = list(find_candidates(model))
     if not candidates:
-        raise LayerError(f"this {type(model).__name__} has no layer of a kind that nofm knows; teach it with nofm.register_layer")
+        raise LayerError(no_candidates(model))
     choice = Choice(parse_rules(pattern_or_rules), preset, (skip,) if isinstance(skip, str) else tuple(skip), axis, pad)
     choice.decide(model, candidates)
     share_ties(model, candidates)

@@ -343,6 +343,11 @@ def test_one_pattern_may_stand_alone():
     )
 
 
+def test_a_model_without_layers_is_named():
+    with pytest.raises(nofm.LayerError, match="this ReLU has no layer of a kind that nofm knows; teach it"):
+        allocate_patterns(torch.nn.ReLU(), 0.5)
+
+
 def test_a_model_that_is_sparse_already_is_refused():
     model = network()
     nofm.sparsify_(model, "2:4", preset="all")
