@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from own_optimizer import OwnAdam
 from torch import Tensor, nn
 
 import nofm
@@ -40,8 +41,9 @@ METHODS: dict[str, nofm.Method] = {
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=5e-3, nesterov=True),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1, amsgrad=True),
+    "own": OwnAdam,
 }
-MOMENTS = {"sgd": {"momentum_buffer"}, "adamw": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}}
+MOMENTS = {"sgd": {"momentum_buffer"}, "adamw": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, "own": {"first", "second"}}
 SHAPES = [(24, 16), (24, 24), (8, 24)]
 
 
