@@ -107,6 +107,19 @@ def test_a_lifetime_counts_the_weights_that_a_stored_mask_keeps():
     assert sad.lifetime() == {"weight": 6 * 4 / 8}, "6 kept, 4 steps, 8 departures"
 
 
+def test_a_lifetime_counts_departures_where_more_leave_than_come():
+    layer = nn.Linear(8, 2, bias=False)
+    nofm.sparsify_(layer, "1:1")
+    (site,) = nofm.sites(layer)
+    sad = nofm.SAD(layer)
+    for step, places in ((0, range(8)), (1, range(4)), (3, (0, 1, 2, 4))):
+        kept = torch.zeros(2, 8, dtype=torch.bool)
+        kept[:, list(places)] = True
+        site.freeze(kept)
+        sad.record(step)
+    assert sad.lifetime() == {"weight": (16 * 1 + 8 * 2) / (8 + 2)}, "16 kept for a step, 8 for two; 8 departures, then 2 with 2 arrivals"
+
+
 def test_masks_of_a_dense_method_are_those_that_pruning_would_give():
     layer = one_layer(torch.randn(8, 8).tolist())
     nofm.attach(nofm.Dense(), layer, torch.optim.SGD(layer.parameters(), lr=0.1))
