@@ -100,6 +100,11 @@ class Rewiring(Connections):
         check_whole("every", self.every, least=1)
         if self.end_at is not None:
             check_whole("end_at", self.end_at, least=1)
+            if self.end_at <= self.every:
+                raise OptimizerError(
+                    f"end_at={self.end_at} comes before the first rewiring, after {self.every} steps (every), so that masks would stay "
+                    "as they were drawn; give a smaller every"
+                )
         check_share("drop", self.drop)
 
     def rewires(self, number: int) -> bool:
