@@ -131,6 +131,14 @@ def test_masks_of_a_dense_method_are_those_that_pruning_would_give():
     assert torch.equal(unpack(sad.packed(1)["weight"], layer.weight.shape), nofm.mask(layer.weight, "2:4"))
 
 
+def after_fold(model, part):
+    nofm.sparsify_(model, "2:4", preset="all")
+    sad = nofm.SAD(model)
+    sad.record(0)
+    nofm.fold_(part(model))
+    sad.record(1)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -140,8 +148,10 @@ def test_masks_of_a_dense_method_are_those_that_pruning_would_give():
         (lambda sad: nofm.SAD(nn.Linear(4, 4)), "no sparse layer to record"),
         (lambda sad: nofm.SAD(one_layer([[1.0] * 4]), keep=0), "holds no mask"),
         (lambda sad: nofm.SAD(one_layer([[1.0] * 4])).lifetime(), "at least two recorded steps"),
+        (lambda sad: after_fold(nn.Sequential(nn.Linear(4, 4)), lambda model: model), "has no sparse layer any more"),
+        (lambda sad: after_fold(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), lambda model: model[1]), "1 is no sparse layer any more"),
     ],
-    ids=["same-step", "earlier-step", "unknown-step", "dense-model", "keep-0", "lifetime-of-nothing"],
+    ids=["same-step", "earlier-step", "unknown-step", "dense-model", "keep-0", "lifetime-of-nothing", "folded", "folded-in-part"],
 )
 def test_refuses(wrong, message):
     sad = nofm.SAD(one_layer([[1.0, 2.0, 3.0, 4.0]]))

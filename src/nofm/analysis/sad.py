@@ -169,6 +169,8 @@ class SAD:
         with torch.no_grad():
             masks, changed = self._look(last.masks if last is not None and last.masks is not None else {})
             kept = {site.name: site.mask().sum() for site in self._sites if site.stored_mask is not None}
+        if gone := [name for name in (last.masks or {} if last is not None else {}) if name not in masks]:
+            raise NofmError(f"{gone[0]} is no sparse layer any more, and its masks were recorded before; begin a new SAD")
         self._records.append(_Record(step, masks, changed, kept))
         if self._keep is not None and len(self._records) > self._keep:
             old = self._records[-self._keep - 1]
@@ -177,7 +179,9 @@ class SAD:
     def _look(self, before: Mapping[str, _Bits]) -> tuple[dict[str, _Bits], list[tuple[list[str], Tensor]]]:
         """The masks as they are now and what changed since `before`: on a GPU in one launch for all weights."""
         if self._fleet is None or not self._fleet.holds() or not all(isinstance(site.module, SparseModule) for site in self._sites):
-            self._sites = list(sites(self._model))
+            if not (found := list(sites(self._model))):
+                raise NofmError(f"this {type(self._model).__name__} has no sparse layer any more (fold_, densify_), so nothing to record")
+            self._sites = found
             self._fleet = _Fleet.of(self._sites)
         masks, changed = self._fleet.look(before) if self._fleet.sites else ({}, [])
         for site in self._sites if len(masks) < len(self._sites) else ():
