@@ -211,7 +211,10 @@ def _check_still_trained(site: Site, param: nn.Parameter, marked: object) -> Non
 
 def _has_moved(state: Mapping[str, Any] | None) -> bool:
     """Whether an optimizer that remembers this of a parameter has moved it. Adagrad remembers something before its first step."""
-    return bool(state and state.get("step", 1) != 0)
+    if not state:
+        return False
+    step = state.get("step", 1)
+    return bool((isinstance(step, Tensor) and step.is_cuda) or step != 0)  # nothing waits for a GPU, which may be recording a graph
 
 
 def _call(work: Callable[[bool], None], compiled: bool) -> None:
