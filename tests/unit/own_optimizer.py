@@ -1,4 +1,5 @@
-"""An optimizer as people write them: it counts its steps in a number of Python's, and its names are its own."""
+"""An optimizer as people write them: it counts its steps in a number of Python's, its names are its own, but for one, and not all of its
+memory starts as zeros."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ class OwnAdam(torch.optim.Optimizer):
     def _move(self, param: Tensor, grad: Tensor, lr: float) -> None:
         state = self.state[param]
         if not state:
-            state.update(count=0, first=torch.zeros_like(param), second=torch.zeros_like(param))
+            state.update(count=0, first=torch.zeros_like(param), second=torch.zeros_like(param), square_avg=torch.ones_like(param))
         state["count"] += 1
         first = state["first"].lerp_(grad, 0.5) / (1 - 0.5 ** state["count"])
         second = state["second"].lerp_(grad.square(), 0.25) / (1 - 0.75 ** state["count"])
-        param.sub_(lr * first / (second.sqrt() + 1e-8))
+        slow = state["square_avg"].lerp_(grad.square(), 0.5)
+        param.sub_(lr * first / (second.sqrt() + 1e-8) / (1 + slow))

@@ -40,7 +40,8 @@ class LotteryTicket(Method):
     allocation  "global" (the papers, for deep networks): the smallest of the whole network. "uniform", "erk": of each layer.
 
     Everything that the optimizer trains goes back, and so does its own state; running statistics of norm layers, which it does not
-    own, do not, and are forgotten by training. The learning-rate schedule is the loop's: it should go back to step k as well.
+    own, do not, and are forgotten by training. The learning-rate schedule is the loop's: it should go back to step k as well. What an
+    optimizer counts in its groups (timm's Lamb and Lookahead do), where learning rates are, stays too.
     """
 
     unstructured: ClassVar[bool] = True
@@ -139,7 +140,7 @@ def _rewind(memory: Memory) -> None:
         _copy_(param, memory.tensors[f"rewind:{place}"])
         before = {what: then for what in state if (then := memory.tensors.get(f"rewind:{place}:{what}")) is not None}
         if not before:
-            pruning.clear_(state)  # what was not there yet
+            pruning.clear_(state, memory.optimizers[0])  # what was not there yet
         for what, then in before.items():
             value = state[what]
             if isinstance(value, Tensor):

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .. import shards
 from ..errors import OptimizerError
@@ -183,13 +184,14 @@ def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, dict[str, ob
                 yield f"{i}.{j}.{k}", param, optimizer.state.get(param, {})
 
 
-def clear_(state: dict[str, object]) -> None:
-    """Make the optimizer forget a parameter: zeros, which is how most start, in the places where a CUDA graph looks for them.
+def clear_(state: dict[str, object], optimizer: Optimizer) -> None:
+    """Make the optimizer forget a parameter: zeros, which is how most of torch's start, in the places where a CUDA graph looks for them.
 
-    Not all do: NAdam multiplies what starts as 1, Rprop's step sizes start as its learning rate, an optimizer from elsewhere may count its
-    steps in a number of Python's. Such a state is emptied, and the optimizer makes it anew in its next step.
+    Not all do: NAdam multiplies what starts as 1, Rprop's step sizes start as its learning rate, and an optimizer from elsewhere may count
+    its steps in a number of Python's, or start from ones. Such a state is emptied, and the optimizer makes it anew in its next step.
     """
-    if all(value is None or (name in _FROM_ZERO and isinstance(value, Tensor)) for name, value in state.items()):
+    is_known = any(cls.__module__.startswith("torch.optim.") for cls in type(optimizer).__mro__ if cls is not Optimizer)
+    if is_known and all(value is None or (name in _FROM_ZERO and isinstance(value, Tensor)) for name, value in state.items()):
         for value in state.values():
             if isinstance(value, Tensor):
                 value.zero_()

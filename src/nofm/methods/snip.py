@@ -91,4 +91,4 @@ def _prune(step: Step) -> None:
         put_on_(one.site, one.param, mask)
     for _, param, state in trained_by(step.memory):
         if any(param is one.param for one in owned):
-            clear_(state)
+            clear_(state, step.memory.optimizers[0])
