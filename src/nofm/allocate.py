@@ -16,6 +16,7 @@ fits. The loss is at most one such step above the best; costs are exact fraction
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from . import shards
 from .analysis.cost import InputLike, cost
-from .choose import Candidate, Choice, Preset, find_candidates, share_ties
+from .choose import Candidate, Choice, Preset, find_candidates, globs_of, no_candidates, share_ties
 from .errors import LayerError
 from .layers import SparseModule
 from .masks import Grouping, check_finite
@@ -101,7 +102,7 @@ def allocate_patterns(
     model = unwrap(model)
     _check_request(budget, by, of, input_shape, gradients, loss)
     chosen_from = _parse(patterns)
-    layers, dense = _layers(model, chosen_from, preset, (skip,) if isinstance(skip, str) else tuple(skip), axis)
+    layers, dense = _layers(model, chosen_from, preset, globs_of(skip), axis)
     _set_costs(model, layers, None if of == "weights" else input_shape)
     limit = Fraction(budget).limit_denominator(10**9) * sum(layer.size for layer in layers)  # so that 1 / 3 is a third
     least = sum(layer.options[0].cost for layer in layers)
@@ -160,6 +161,8 @@ def _layers(
     if any(isinstance(module, SparseModule) for module in model.modules()):
         raise LayerError("this model is sparse already; densify_ it first, or allocate before sparsify_")
     candidates = list(find_candidates(model))
+    if not candidates:
+        raise LayerError(no_candidates(model))
     Choice({"*": Pattern("1:1")}, preset, skip, axis, pad=False).decide(model, candidates)  # 1:1 divides everything
     share_ties(model, candidates)
     tied: dict[int, list[Candidate]] = {}
@@ -200,16 +203,18 @@ def _set_losses(
     gradients: Mapping[str, Tensor] | None,
     loss: Callable[[nn.Module], float] | None,
 ) -> None:
-    base = float(loss(model)) if loss is not None else 0.0
+    base = _checked(loss(model), "the dense model") if loss is not None else 0.0
     gradients = None if gradients is None else {plain_name(name): gradient for name, gradient in gradients.items()}
     for layer in layers:
         c, weight = layer.members[0], shards.whole(layer.weight.detach())
         name = parameter_name(c.module_name, c.known.param)
         check_finite(weight, name)
-        if gradients is not None and name not in gradients:
+        if gradients is not None and gradients.get(name) is None:
             raise LayerError(f"gradients has no {name!r}; give one for each weight, by its name in named_parameters()")
         if gradients is not None and gradients[name].shape != weight.shape:
             raise LayerError(f"gradients[{name!r}] has shape {tuple(gradients[name].shape)}, the weight {tuple(weight.shape)}")
+        if gradients is not None and not gradients[name].isfinite().all():
+            raise LayerError(f"gradients[{name!r}] is not finite; take those of a step without overflow")
         score = weight if gradients is None else weight * gradients[name]
         for option in layer.options:
             if option.pattern is None:
@@ -227,9 +232,20 @@ def _measured(model: nn.Module, layer: _Layer, kept: Tensor, loss: Callable[[nn.
     before = part.clone()
     try:
         part.masked_fill_(~shards.part_of(kept, layer.weight), 0.0)
-        return float(loss(model))
+        return _checked(loss(model), f"the model with {layer.members[0].name} pruned")
     finally:
         part.copy_(before)
+
+
+def _checked(loss: object, of: str) -> float:
+    """A loss as a number: one that is none could not be compared with others, and the choice would be any."""
+    try:
+        found = float(loss)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise LayerError(f"loss has returned {loss!r} for {of}; it must return a finite number, smaller for a better model")
+    return found
 
 
 # ---- the strategies: the place of the option taken, for each layer ----

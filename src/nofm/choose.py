@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias
@@ -24,7 +24,7 @@ from .patterns import Pattern, PatternLike
 from .readers import children_read
 from .site import layer_name, parameter_name, plain_name
 
-__all__ = ["Candidate", "Choice", "Preset", "Rules", "find_candidates", "parse_rules", "share_ties"]
+__all__ = ["Candidate", "Choice", "Preset", "Rules", "find_candidates", "globs_of", "no_candidates", "parse_rules", "share_ties"]
 
 Preset: TypeAlias = Literal["default", "paper", "asp", "all"]
 Rules: TypeAlias = PatternLike | Mapping[str, PatternLike | None]
@@ -68,6 +68,16 @@ def find_candidates(model: nn.Module) -> Iterator[Candidate]:
             yield Candidate(layer_name(prefix, known.param), prefix, module, known)
 
 
+def globs_of(skip: str | Iterable[str]) -> tuple[str, ...]:
+    """One glob or several. What is neither is refused with the rules (`Choice.decide`)."""
+    return tuple(skip) if isinstance(skip, Iterable) and not isinstance(skip, str) else (skip,)
+
+
+def no_candidates(model: nn.Module) -> str:
+    """What to say of a model without any."""
+    return f"this {type(model).__name__} has no layer of a kind that nofm knows; teach it with nofm.register_layer"
+
+
 def parse_rules(rules: Rules) -> dict[str, Pattern | None]:
     """A lone pattern is the rule for all layers."""
     if not isinstance(rules, Mapping):
@@ -90,6 +100,8 @@ class Choice:
     def decide(self, model: nn.Module, candidates: list[Candidate]) -> None:
         """Give each candidate its grouping or its reason; raise where the request cannot be met."""
         for glob in (*self.rules, *self.skip):
+            if not isinstance(glob, str):
+                raise LayerError(f"{glob!r} is no name of a layer; rules and skip take names and globs of them, such as 'layer4.*'")
             if not any(c.matches(glob) for c in candidates):
                 raise LayerError(_no_match(glob, model, candidates))
         winners = {id(c): next((glob for glob in self.rules if c.matches(glob)), None) for c in candidates}

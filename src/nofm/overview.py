@@ -14,7 +14,7 @@ from . import shards
 from .errors import LayerError
 from .kinds import known_weights
 from .layers import SparseModule, dense_class, seen_now
-from .site import kept_weights, layer_name
+from .site import kept_weights, layer_name, unwrap
 
 __all__ = ["LayerRow", "Summary", "forget_reasons", "refuse_packed", "remember_reason", "summary", "table", "zeros_counted"]
 
@@ -95,6 +95,7 @@ def refuse_packed(model: nn.Module) -> None:
 
 def summary(model: nn.Module) -> Summary:
     """One row for each layer of `model`, whether it is sparse, and if not why."""
+    model = unwrap(model)
     refuse_packed(model)
     return Summary(tuple(_rows(model)), seen_now(model), zeros_counted(model))
 

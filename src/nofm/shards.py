@@ -139,9 +139,9 @@ def groups_of(tensor: Tensor) -> list[Any]:
 
 
 def summed(part: Tensor, like: Tensor) -> Tensor:
-    """The sum of what each process has found in its part of `like`."""
+    """The sum of what each process has found in its part of `like`. `part` stays what it is."""
     for group in groups_of(like):
-        part = part.to(like.device)
+        part = part.to(like.device, copy=True)
         torch.distributed.all_reduce(part, group=group)
     return part
 

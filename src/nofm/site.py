@@ -18,7 +18,7 @@ from .kernels import ops
 from .layers import SparseModule, forget_mask_, store_mask_, stored_mask
 from .masks import Grouping
 
-__all__ = ["Site", "kept_weights", "layer_name", "named_weights", "parameter_name", "plain_name", "sites"]
+__all__ = ["Site", "kept_weights", "layer_name", "named_weights", "parameter_name", "plain_name", "sites", "unwrap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +170,20 @@ def named_weights(model: nn.Module, remove_duplicate: bool = True) -> Iterator[t
 def plain_name(name: str) -> str:
     """Without what torch's `checkpoint_wrapper` puts into names, and leaves out of the state dict: a network is the same with it."""
     return ".".join(part for part in name.split(".") if part != "_checkpoint_wrapped_module")
+
+
+def _shortly(given: object) -> str:
+    return repr(given) if isinstance(given, str | type | None) else f"a {type(given).__name__}"
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's model inside DistributedDataParallel, DataParallel or torch.compile, so that names are the user's names."""
+    if not isinstance(model, nn.Module):
+        raise LayerError(f"a model is needed here, an nn.Module, got {_shortly(model)}")
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model

@@ -20,12 +20,12 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from . import bulk, shards, ste
-from .choose import Choice, Preset, Rules, find_candidates, parse_rules, share_ties
+from .choose import Choice, Preset, Rules, find_candidates, globs_of, no_candidates, parse_rules, share_ties
 from .errors import LayerError
 from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
 from .masks import check_finite
 from .overview import Summary, forget_reasons, refuse_packed, remember_reason, summary
-from .site import Site, sites
+from .site import Site, sites, unwrap
 from .unfinished import too_early, trainings, who_keeps_more, why_more
 
 __all__ = ["Preset", "Rules", "densify_", "fold_", "follow_", "sparsify_", "unwrap"]
@@ -71,8 +71,8 @@ def sparsify_(
     refuse_packed(model)
     candidates = list(find_candidates(model))
     if not candidates:
-        raise LayerError(f"this {type(model).__name__} has no layer of a kind that nofm knows; teach it with nofm.register_layer")
-    choice = Choice(parse_rules(pattern_or_rules), preset, (skip,) if isinstance(skip, str) else tuple(skip), axis, pad)
+        raise LayerError(no_candidates(model))
+    choice = Choice(parse_rules(pattern_or_rules), preset, globs_of(skip), axis, pad)
     choice.decide(model, candidates)
     share_ties(model, candidates)
     chosen = [c for c in candidates if c.grouping is not None]
@@ -179,14 +179,3 @@ def _pairs(average: nn.Module, model: nn.Module) -> Iterator[tuple[Site, Site]]:
 
 def _are_alike(one: Site | None, other: Site | None) -> bool:
     return bool(one and other and (one.key, one.grouping) == (other.key, other.grouping) and one.weight.shape == other.weight.shape)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's model inside DistributedDataParallel, DataParallel or torch.compile, so that names are the user's names."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model

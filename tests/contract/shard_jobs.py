@@ -145,6 +145,25 @@ def fold_after_a_forward(rank: int) -> list[float]:
     return [float((shards.whole(p) == 0).double().mean()) for p in model.parameters() if p.dim() > 1]
 
 
+def movement(rank: int, spread: bool) -> list[Any]:
+    """What SAD says, asked twice, of weights that change in every step and of stored masks that keep fewer and fewer."""
+    model = network()
+    nofm.sparsify_(model, {"0": "1:1", "*": "2:4"}, preset="all")
+    if spread:
+        shard(model, by_layer=True)
+    sad = nofm.SAD(model)
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        for site in nofm.sites(model):
+            drawn = torch.rand(site.weight.shape, generator=generator)
+            if site.grouping.pattern.m == 1:
+                site.freeze(drawn > 0.2 * step)
+            else:
+                shards.local(site.weight.detach()).copy_(shards.part_of(drawn, site.weight))
+        sad.record(step)
+    return [(sad.flip_rate(), sad.lifetime(), dict(sad.between(0, 3))) for _ in range(2)]
+
+
 def packed_by_all(rank: int) -> dict[str, Any]:
     """Every process takes part, one writes."""
     model, alone = network(), network()

@@ -136,6 +136,7 @@ def test_a_model_wrapped_in_data_parallel_has_its_own_names() -> None:
     wrapped = nn.DataParallel(_plain(0))
     summary = nofm.sparsify_(wrapped, "2:4")
     assert {row.name for row in summary.rows} == {"conv", "grouped", "up", "head"}
+    assert nofm.summary(wrapped) == summary
     assert isinstance(nofm.densify_(wrapped), Small)
 
 

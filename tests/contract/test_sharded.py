@@ -58,6 +58,8 @@ JOBS = {
     "fold after a forward": shard_jobs.fold_after_a_forward,
     "fold of cut groups": shard_jobs.fold_of_cut_groups,
     "packed": shard_jobs.packed_by_all,
+    "movement": functools.partial(shard_jobs.movement, spread=True),
+    "movement, one process": functools.partial(shard_jobs.movement, spread=False),
     "sharded after attach": shard_jobs.sharded_after_attach,
     "flattened": shard_jobs.flattened,
     "replicated": shard_jobs.lambda_on_a_replicated_weight,
@@ -105,6 +107,11 @@ def test_attach_after_a_forward_without_backward(results):
 def test_fold_after_a_forward_without_backward_writes_to_the_parameters(results):
     for zeros in results["fold after a forward"]:
         assert zeros == [0.5] * 4
+
+
+def test_the_movement_of_a_sharded_model_is_that_of_one_process_however_often_it_is_asked_for(results):
+    (alone, _), _ = results["movement, one process"]
+    assert results["movement"] == [[alone, alone], [alone, alone]]
 
 
 def test_a_sharded_model_is_packed_by_all_and_written_by_the_first(results):

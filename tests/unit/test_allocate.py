@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from fractions import Fraction
 
 import pytest
@@ -304,6 +305,19 @@ REFUSED = {
     "sensitivity twice": ({"by": "sensitivity", "gradients": {}, "loss": float}, "got gradients and loss"),
     "gradients without sensitivity": ({"gradients": {}}, 'gradients has no effect on by="erk"'),
     "a gradient is missing": ({"by": "sensitivity", "gradients": {}}, "gradients has no '0.weight'"),
+    "a gradient that a frozen weight has not": (
+        {"by": "sensitivity", "gradients": {"0.weight": None}},
+        "gradients has no '0.weight'",
+    ),
+    "a gradient that has overflowed": (
+        {"by": "sensitivity", "gradients": {"0.weight": torch.full((32, 16), math.inf)}},
+        r"gradients\['0.weight'\] is not finite",
+    ),
+    "a loss that is none": ({"by": "sensitivity", "loss": lambda model: None}, "loss has returned None for the dense model"),
+    "a loss that overflows": (
+        {"by": "sensitivity", "loss": lambda model: 1.0 if (model[0].weight != 0).all() else math.nan},
+        "loss has returned nan for the model with 0 pruned; it must return a finite number",
+    ),
     "a gradient of another shape": (
         {"by": "sensitivity", "gradients": {"0.weight": torch.ones(16)}},
         r"gradients\['0.weight'\] has shape \(16,\), the weight",
@@ -341,6 +355,11 @@ def test_one_pattern_may_stand_alone():
     assert (
         rules == allocate_patterns(network(), 0.5, Pattern("2:4"), preset="all") == allocate_patterns(network(), 0.5, ["2:4"], preset="all")
     )
+
+
+def test_a_model_without_layers_is_named():
+    with pytest.raises(nofm.LayerError, match="this ReLU has no layer of a kind that nofm knows; teach it"):
+        allocate_patterns(torch.nn.ReLU(), 0.5)
 
 
 def test_a_model_that_is_sparse_already_is_refused():

@@ -168,6 +168,8 @@ def test_the_state_of_a_method_is_small_and_holds_no_objects():
 
 
 WRONG_STATES = {
+    "a model's": ({"0.weight": torch.zeros(16, 16)}, r"this is no state of a handle, .*; load what handle\.state_dict\(\) has given"),
+    "none": (None, "this is no state of a handle"),
     "another method": ({"method": "STE", "steps": [3], "masks": {}}, "this state is of method STE, the attached one is ASP"),
     "other optimizers": ({"method": "ASP", "steps": [3, 3], "masks": {}}, "this state is of 2 optimizers, 1 are attached"),
     "other layers": (

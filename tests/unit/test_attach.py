@@ -6,6 +6,8 @@ weight is the method. With decay d and plain SGD a pruned weight w then becomes 
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -234,6 +236,11 @@ def swap_parameter(model):
     model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
 
 
+def sparse_anew(model):
+    nofm.densify_(model)
+    nofm.sparsify_(model, "1:4", preset="all")
+
+
 LATER = {
     "load_state_dict(assign=True)": (swap_parameter, r"0\.weight is no longer the parameter that the optimizer owns"),
     "pruned by torch": (
@@ -242,6 +249,7 @@ LATER = {
     ),
     "fold_": (nofm.fold_, "0 is a plain module again .* while a method is attached; call detach"),
     "densify_": (nofm.densify_, "0 is a plain module again .* while a method is attached; call detach"),
+    "sparse anew": (sparse_anew, "0 was made plain and sparse again while a method is attached, .* detach.. and attach again"),
 }
 
 
@@ -315,6 +323,19 @@ def test_detach_ends_it_and_another_method_may_follow(placement):
     assert torch.equal(model(x), seen_before)
 
 
+def test_a_late_detach_leaves_layers_that_were_made_sparse_anew_alone():
+    """The second ASP begins with the masks of the first, which are gone."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    nofm.attach(nofm.ASP(), model, optimizer).detach()
+    handle = nofm.attach(nofm.ASP(), model, optimizer)
+    sparse_anew(model)
+    seen = model(torch.ones(2, 8, dtype=torch.double))
+    with pytest.warns(UserWarning, match="ASP has taken 0 steps"):
+        handle.detach()
+    assert torch.equal(model(torch.ones(2, 8, dtype=torch.double)), seen)
+
+
 def test_after_asp_only_asp_goes_on_with_its_frozen_masks():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -362,6 +383,17 @@ def test_a_method_without_its_state_points_at_the_loop(scheduled: bool) -> None:
     with pytest.warns(UserWarning, match="ASP begins at step 0.*; if the method is to begin now, all is well") as caught:
         optimizer.step()
     assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_an_optimizer_that_remembers_something_before_its_first_step_has_taken_none() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    nofm.sparsify_(model, "2:4", preset="all")
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    nofm.attach(nofm.ASP(prune_at=5), model, optimizer)
+    zero_gradients(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
 
 
 def test_a_network_in_the_place_of_a_method_is_told_by_its_type() -> None:

@@ -162,6 +162,22 @@ def test_calmer_needs_more():
     assert found[0] < found[-1]
 
 
+@pytest.mark.parametrize("target", [None, 0.01])
+def test_a_step_in_which_no_sparse_weight_has_a_gradient_says_nothing(target):
+    model = network()
+    optimizer = sgd(model)
+    handle = nofm.attach(SRSTE(decay="auto", probe=8, target=target), model, optimizer)
+    for x in batches(3):
+        step(model, optimizer, x)
+    before = flips.decay_of(handle.memory)
+    optimizer.zero_grad()
+    optimizer.step()
+    assert flips.decay_of(handle.memory) == pytest.approx(before, rel=1e-12)
+    for _ in range(4):
+        optimizer.step()
+    assert handle.found == {"decay": pytest.approx(before, rel=1e-6)}  # the search ends all the same
+
+
 def test_it_stays_within_bounds():
     unreachable = trained(SRSTE(decay="auto", probe=40, target=1e-9), 40)[3]
     assert max(unreachable) <= 1.0 + 1e-9

@@ -12,7 +12,7 @@ import nofm
 
 COUNTING = {
     "GMP": (nofm.GMP(end_at=20), "1:1"),
-    "RigL": (nofm.RigL(end_at=20), "1:1"),
+    "RigL": (nofm.RigL(end_at=200), "1:1"),
     "SET": (nofm.SET(), "1:1"),
     "STR": (nofm.STR(), "1:1"),
     "SNIP": (nofm.SNIP(), "1:1"),

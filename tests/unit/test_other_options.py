@@ -57,7 +57,7 @@ REFUSED = {
     "another search": (SRSTE("auto", probe=8), "2:4", SRSTE("auto", probe=9), "2:4", "SRSTE(probe=8), the attached one has probe=9"),
     "another budget": (GMP(0.5, end_at=9), "1:1", GMP(0.7, end_at=9), "1:1", "GMP(sparsity=0.5), the attached one has sparsity=0.7"),
     "budgets of layers": (
-        nofm.RigL(0.5, end_at=9), "1:1", nofm.RigL(0.5, "uniform", end_at=9), "1:1",
+        nofm.RigL(0.5, end_at=900), "1:1", nofm.RigL(0.5, "uniform", end_at=900), "1:1",
         "RigL(allocation='erk'), the attached one has allocation='uniform'",
     ),
     "thresholds": (nofm.STR(-4.0), "1:1", nofm.STR(-8.0), "1:1", "STR(initial=-4.0), the attached one has initial=-8.0"),

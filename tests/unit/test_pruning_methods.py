@@ -10,9 +10,11 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import warnings
 
 import pytest
 import torch
+from own_optimizer import OwnAdam
 from torch import Tensor, nn
 
 import nofm
@@ -170,6 +172,60 @@ def test_a_ticket_from_the_start_has_no_momentum():
     for _ in range(3):
         pencil_step(model, optimizer, G)
     assert model.weight.tolist() == [[0, -4.0, 2.5, -3.0, 1.5, 0, 0, 0]]
+
+
+# Of which not all starts as zero, or as a tensor.
+UNUSUAL = {
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "rprop": torch.optim.Rprop,
+    "asgd": torch.optim.ASGD,
+    "adagrad": torch.optim.Adagrad,
+    "own": OwnAdam,
+}
+
+
+@pytest.mark.parametrize("rewind_to", [0, 1])
+@pytest.mark.parametrize("make_optimizer", UNUSUAL.values(), ids=UNUSUAL)
+def test_a_ticket_trains_as_its_optimizer_has_trained(make_optimizer, rewind_to):
+    """The gradient is the same in every step, so what a step does to a weight is what the optimizer remembers of it."""
+    model = layer()
+    optimizer = make_optimizer(model.parameters(), lr=0.25)
+    nofm.attach(LotteryTicket(sparsity=0.5, rounds=1, every=4, rewind_to=rewind_to), model, optimizer)
+    first = []
+    for _ in range(3):
+        pencil_step(model, optimizer, G)
+        first.append(model.weight.detach().clone())
+    pencil_step(model, optimizer, G)
+    (site,) = nofm.sites(model)
+    assert site.kept() == 4
+    for weights in first[rewind_to:]:
+        pencil_step(model, optimizer, G)
+        torch.testing.assert_close(model.weight.detach(), torch.where(site.mask(), weights, 0.0))
+
+
+@pytest.mark.parametrize("make_optimizer", UNUSUAL.values(), ids=UNUSUAL)
+def test_after_snip_the_optimizer_begins(make_optimizer):
+    model, dense = layer(), nofm.densify_(layer())
+    optimizer, of_dense = (make_optimizer(each.parameters(), lr=0.25) for each in (model, dense))
+    nofm.attach(SNIP(sparsity=0.5, batches=3), model, optimizer)
+    for _ in range(3):
+        pencil_step(model, optimizer, G)
+    for _ in range(2):
+        pencil_step(model, optimizer, G)
+        pencil_step(dense, of_dense, G)
+    (site,) = nofm.sites(model)
+    torch.testing.assert_close(model.weight, torch.where(site.mask(), dense.weight, 0.0))
+
+
+def test_a_parameter_that_a_ticket_cannot_take_back_is_told_at_once():
+    model, late = layer(), nn.Parameter(torch.zeros(2, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    nofm.attach(LotteryTicket(sparsity=0.5, rounds=1, every=9, rewind_to=1), model, optimizer)
+    pencil_step(model, optimizer, G)
+    optimizer.add_param_group({"params": [late]})
+    with pytest.raises(nofm.OptimizerError, match=r"of shape \(2, 3\) that it had not at step 1 \(rewind_to\)"):
+        pencil_step(model, optimizer, G)
 
 
 # ---- a small network ----
@@ -393,6 +449,21 @@ def test_weight_decay_opens_thresholds_and_everyone_sees_what_is_kept():
     assert torch.equal(model(batches()[0]), output)
 
 
+def test_a_threshold_whose_weight_has_no_gradient_rests_with_it():
+    """Also where the loop clears the gradients of the model, which knows nothing of thresholds."""
+    model = network()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    handle = nofm.attach(STR(initial=-3.0), model, optimizer)
+    step(model, optimizer, batches()[0])
+    resting, moving = (s for s in handle.memory.learned.values())
+    before = [resting.item(), moving.item()]
+    model.zero_grad()
+    model[2](batches()[1]).sum().backward()
+    optimizer.step()
+    assert resting.item() == before[0]
+    assert moving.item() != before[1]
+
+
 def test_what_str_has_learned_stays_when_it_is_detached_and_goes_on_when_attached_again():
     model = network()
     optimizer = OPTIMIZERS["sgd"](model.parameters())
@@ -406,6 +477,11 @@ def test_what_str_has_learned_stays_when_it_is_detached_and_goes_on_when_attache
     assert [s.item() for s in again.memory.learned.values()] == learned
     with pytest.raises(nofm.OptimizerError, match="attached already"):
         nofm.attach(nofm.Dense(), model, optimizer)
+    again.detach()
+    for other in (nofm.Dense(), GMP(sparsity=0.75, end_at=2), UnstructuredSTE(sparsity=0.75)):
+        with pytest.raises(nofm.OptimizerError, match=r"0 has a threshold that STR has learned, which .* would pass by; fold_"):
+            nofm.attach(other, model, optimizer)
+        assert torch.equal(model(batches()[0]), output)
 
 
 def test_a_copy_of_an_str_network_has_thresholds_of_its_own():
@@ -482,6 +558,38 @@ def test_layers_that_do_not_train_are_pruned_with_the_others():
         for x in batches()[:3]:
             step(model, optimizer, x)
         assert sum(site.kept() for site in nofm.sites(model)) == 96
+
+
+OTHERS_MASKS = {
+    "more than snip would keep": (GMP(sparsity=0.75, end_at=9), SNIP(sparsity=0.75), "the network keeps 384 weights .* and 96 are to"),
+    "fewer than snip would keep": (DNW(sparsity=0.75), SNIP(sparsity=0.5), "the network keeps 96 weights .* and 192 are to be kept"),
+    "fewer in a layer": (DNW(sparsity=0.75), GMP(sparsity=0.75, end_at=9, allocation="erk"), "2 keeps 32 weights .* and 41 are to be kept"),
+    "fewer in all": (DNW(sparsity=0.75), LotteryTicket(sparsity=0.5, every=9), "the network keeps 96 weights .* and 192 are to be kept"),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "message"), OTHERS_MASKS.values(), ids=OTHERS_MASKS)
+def test_masks_of_another_method_that_cannot_be_gone_on_with_are_refused(first, second, message):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = nofm.attach(first, model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # GMP has not finished
+        handle.detach()
+    with pytest.raises(nofm.OptimizerError, match=message):
+        nofm.attach(second, model, optimizer)
+
+
+def test_masks_of_another_method_are_pruned_further():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    nofm.attach(DNW(sparsity=0.5), model, optimizer).detach()
+    before = masks(model)
+    nofm.attach(GMP(sparsity=0.75, end_at=2), model, optimizer)
+    for x in batches()[:2]:
+        step(model, optimizer, x)
+    assert sum(int(mask.sum()) for mask in masks(model)) == 96
+    assert not any((now & ~then).any() for now, then in zip(masks(model), before, strict=True))
 
 
 def test_snip_names_a_layer_of_which_it_knows_nothing():

@@ -131,14 +131,6 @@ ONE_STEP = {
         {"a": {0, 1, 3, 7}, "b": {0, 1, 2, 4}},
         {"a": [3.5, -4.0, 0.0, -3.0, *ZEROS[4:]], "b": [1.0, 1.0, 1.0, *ZEROS[3:]]},
     ),
-    "rigl, at its end": (
-        rigl(end_at=1),
-        RIGL_W,
-        {"a": FOUR, "b": FOUR},
-        (RIGL_G, 0.5),
-        {"a": FOUR, "b": FOUR},
-        {"a": [3.5, -4.0, 2.5, -3.0, *ZEROS[4:]], "b": [1.0, 1.0, 1.0, 1.0, *ZEROS[4:]]},
-    ),
     # Both drop two. |M| of the alive is 3/2 in a and 1/2 in b, so a grows three of the four and b one.
     # a: 2.5 -1.5 1.5 -2.5 after the step; grow 5, 6 and the first of the equal 1 and 2, which stays what it was.
     # b: 3.5 0.5 -1.5 3.5 after the step; grow 5.
@@ -203,6 +195,16 @@ def test_one_step(method, weights, alive, moved, alive_after, after):
     model, optimizer, _ = pencil(method, weights, alive, lr)
     step_with(model, optimizer, gradients)
     assert state_of(model) == (alive_after, after)
+
+
+@pytest.mark.parametrize("method", [rigl(end_at=2), nofm.SET(sparsity=0.5, allocation="uniform", every=1, end_at=2)], ids=["rigl", "set"])
+def test_from_its_end_on_connections_stay(method):
+    model, optimizer, _ = pencil(method, RIGL_W, {"a": FOUR, "b": FOUR}, 0.5)
+    step_with(model, optimizer, RIGL_G)
+    then, _ = state_of(model)
+    assert then != {"a": FOUR, "b": FOUR}
+    step_with(model, optimizer, RIGL_G)
+    assert state_of(model)[0] == then
 
 
 def test_the_draws_that_all_of_this_rests_on():

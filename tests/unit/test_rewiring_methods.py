@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from own_optimizer import OwnAdam
 from torch import Tensor, nn
 
 import nofm
@@ -40,8 +41,9 @@ METHODS: dict[str, nofm.Method] = {
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=5e-3, nesterov=True),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1, amsgrad=True),
+    "own": OwnAdam,
 }
-MOMENTS = {"sgd": {"momentum_buffer"}, "adamw": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}}
+MOMENTS = {"sgd": {"momentum_buffer"}, "adamw": {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, "own": {"first", "second"}}
 SHAPES = [(24, 16), (24, 24), (8, 24)]
 
 
@@ -230,7 +232,7 @@ def test_the_first_connections_are_by_seed_not_by_weight():
     masks = {}
     for seed, weights in ((0, 0), (0, 9), (1, 0)):
         model = network(seed=weights)
-        nofm.attach(nofm.RigL(sparsity=0.8, end_at=100, seed=seed), model, torch.optim.SGD(model.parameters(), lr=0.1))
+        nofm.attach(nofm.RigL(sparsity=0.8, end_at=200, seed=seed), model, torch.optim.SGD(model.parameters(), lr=0.1))
         masks[seed, weights] = stored_masks(model)
     assert all(torch.equal(a, b) for a, b in zip(masks[0, 0], masks[0, 9], strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(masks[0, 0], masks[1, 0], strict=True))
@@ -248,10 +250,15 @@ def test_the_best_are_taken_from_those_allowed(count):
 
 REFUSED = {
     "sparsity": (lambda: nofm.SET(sparsity=1.0), r"sparsity=1\.0 must be 0 < sparsity < 1"),
-    "allocation": (lambda: nofm.RigL(allocation="er", end_at=9), "allocation='er' is not one of 'uniform', 'erk'"),
+    "allocation": (lambda: nofm.RigL(allocation="er", end_at=900), "allocation='er' is not one of 'uniform', 'erk'"),
     "seed": (lambda: nofm.DeepRewiring(seed=-1), "seed=-1 must be a whole number, 0 or more"),
     "every": (lambda: nofm.DSR(every=0), "every=0 must be a whole number, 1 or more"),
     "end_at": (lambda: nofm.SET(end_at=0), "end_at=0 must be a whole number, 1 or more"),
+    "an end before the first rewiring": (
+        lambda: nofm.RigL(end_at=50),
+        r"end_at=50 comes before the first rewiring, after 100 steps \(every\)",
+    ),
+    "an end at the first rewiring": (lambda: nofm.SET(every=7, end_at=7), "masks would stay as they were drawn; give a smaller every"),
     "rigl without an end": (lambda: nofm.RigL(sparsity=0.9), "RigL needs end_at: the step from which on its masks stay"),
     "rigl with half an end": (lambda: nofm.RigL(end_at=0.5), r"end_at=0\.5 must be a whole number, 1 or more"),
     "drop": (lambda: nofm.SNFS(drop=0), "drop=0 must be 0 < drop < 1"),
@@ -274,7 +281,7 @@ def test_options_that_mean_nothing_are_refused(make, message):
 def test_a_method_goes_on_with_the_masks_of_another():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    nofm.attach(nofm.RigL(sparsity=0.8, end_at=9), model, optimizer).detach()
+    nofm.attach(nofm.RigL(sparsity=0.8, end_at=900), model, optimizer).detach()
     masks = stored_masks(model)
     nofm.attach(nofm.SET(sparsity=0.8), model, optimizer).detach()
     assert all(torch.equal(a, b) for a, b in zip(masks, stored_masks(model), strict=True))

@@ -107,6 +107,19 @@ def test_a_lifetime_counts_the_weights_that_a_stored_mask_keeps():
     assert sad.lifetime() == {"weight": 6 * 4 / 8}, "6 kept, 4 steps, 8 departures"
 
 
+def test_a_lifetime_counts_departures_where_more_leave_than_come():
+    layer = nn.Linear(8, 2, bias=False)
+    nofm.sparsify_(layer, "1:1")
+    (site,) = nofm.sites(layer)
+    sad = nofm.SAD(layer)
+    for step, places in ((0, range(8)), (1, range(4)), (3, (0, 1, 2, 4))):
+        kept = torch.zeros(2, 8, dtype=torch.bool)
+        kept[:, list(places)] = True
+        site.freeze(kept)
+        sad.record(step)
+    assert sad.lifetime() == {"weight": (16 * 1 + 8 * 2) / (8 + 2)}, "16 kept for a step, 8 for two; 8 departures, then 2 with 2 arrivals"
+
+
 def test_masks_of_a_dense_method_are_those_that_pruning_would_give():
     layer = one_layer(torch.randn(8, 8).tolist())
     nofm.attach(nofm.Dense(), layer, torch.optim.SGD(layer.parameters(), lr=0.1))
@@ -118,6 +131,14 @@ def test_masks_of_a_dense_method_are_those_that_pruning_would_give():
     assert torch.equal(unpack(sad.packed(1)["weight"], layer.weight.shape), nofm.mask(layer.weight, "2:4"))
 
 
+def after_fold(model, part):
+    nofm.sparsify_(model, "2:4", preset="all")
+    sad = nofm.SAD(model)
+    sad.record(0)
+    nofm.fold_(part(model))
+    sad.record(1)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -127,8 +148,10 @@ def test_masks_of_a_dense_method_are_those_that_pruning_would_give():
         (lambda sad: nofm.SAD(nn.Linear(4, 4)), "no sparse layer to record"),
         (lambda sad: nofm.SAD(one_layer([[1.0] * 4]), keep=0), "holds no mask"),
         (lambda sad: nofm.SAD(one_layer([[1.0] * 4])).lifetime(), "at least two recorded steps"),
+        (lambda sad: after_fold(nn.Sequential(nn.Linear(4, 4)), lambda model: model), "has no sparse layer any more"),
+        (lambda sad: after_fold(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), lambda model: model[1]), "1 is no sparse layer any more"),
     ],
-    ids=["same-step", "earlier-step", "unknown-step", "dense-model", "keep-0", "lifetime-of-nothing"],
+    ids=["same-step", "earlier-step", "unknown-step", "dense-model", "keep-0", "lifetime-of-nothing", "folded", "folded-in-part"],
 )
 def test_refuses(wrong, message):
     sad = nofm.SAD(one_layer([[1.0, 2.0, 3.0, 4.0]]))

@@ -53,6 +53,18 @@ class Case(NamedTuple):
 
 
 _CASES = {
+    "a class in the rules": Case(
+        _small,
+        {nn.Linear: "2:4"},
+        {},
+        "<class 'torch.nn.modules.linear.Linear'> is no name of a layer; rules and skip take names and globs of them, such as 'layer4.*'",
+    ),
+    "a class to skip": Case(
+        _small,
+        "2:4",
+        {"skip": nn.Linear},
+        "<class 'torch.nn.modules.linear.Linear'> is no name of a layer; rules and skip take names and globs of them, such as 'layer4.*'",
+    ),
     "no-layers": Case(nn.ReLU, "2:4", {}, "this ReLU has no layer of a kind that nofm knows; teach it with nofm.register_layer"),
     "only-unknown": Case(Unknown, "2:4", {}, "this Unknown has no layer of a kind that nofm knows; teach it with nofm.register_layer"),
     "nothing-chosen": Case(
@@ -179,6 +191,17 @@ def test_undoing_what_was_not_done_is_an_error(verb: Callable[[nn.Module], nn.Mo
     with pytest.raises(nofm.LayerError, match="this Sequential has no sparse layer; sparsify_ comes first"):
         verb(model)
     assert_same_state(_state(model), before)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [(None, "None"), ("2:4", "'2:4'"), (nn.Linear, "<class .*Linear'>"), ({}, "a dict")],
+    ids=["None", "text", "class", "dict"],
+)
+@pytest.mark.parametrize("verb", [nofm.fold_, nofm.densify_, nofm.summary, nofm.SAD, lambda model: nofm.sparsify_(model, "2:4")])
+def test_what_is_no_model_is_named(verb: Callable[[Any], Any], given: Any, named: str) -> None:
+    with pytest.raises(nofm.LayerError, match=f"a model is needed here, an nn.Module, got {named}"):
+        verb(given)
 
 
 # ---- what is as asked and may still surprise ----

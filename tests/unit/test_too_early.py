@@ -44,7 +44,7 @@ FINISHED = {
     "GMP": (nofm.GMP(0.5, end_at=4, every=1), "1:1", 4),
     "SNIP": (nofm.SNIP(0.5, batches=2), "1:1", 2),
     "lottery": (nofm.LotteryTicket(0.5, rounds=2, every=3, rewind_to=1), "1:1", 7),
-    "RigL, which rewires on": (nofm.RigL(0.5, end_at=9), "1:1", 1),
+    "RigL, which rewires on": (nofm.RigL(0.5, every=4, end_at=9), "1:1", 1),
 }
 
 

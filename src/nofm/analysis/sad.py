@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ class _Record:
     step: int
     masks: dict[str, _Bits] | None  # None once dropped
     changed: list[tuple[list[str], Tensor]]  # since the record before: names and their counts, on their device
+    kept: dict[str, Tensor]  # how many weights are kept, on their device, where a stored mask says so and not the pattern
 
     def counts(self) -> dict[str, Tensor]:
         return {name: count for names, counts in self.changed for name, count in zip(names, counts.unbind(), strict=True)}
@@ -166,15 +168,20 @@ class SAD:
             raise NofmError(f"step {step} is recorded after step {last.step}; steps must grow")
         with torch.no_grad():
             masks, changed = self._look(last.masks if last is not None and last.masks is not None else {})
-        self._records.append(_Record(step, masks, changed))
+            kept = {site.name: site.mask().sum() for site in self._sites if site.stored_mask is not None}
+        if gone := [name for name in (last.masks or {} if last is not None else {}) if name not in masks]:
+            raise NofmError(f"{gone[0]} is no sparse layer any more, and its masks were recorded before; begin a new SAD")
+        self._records.append(_Record(step, masks, changed, kept))
         if self._keep is not None and len(self._records) > self._keep:
             old = self._records[-self._keep - 1]
-            self._records[-self._keep - 1] = _Record(old.step, None, old.changed)
+            self._records[-self._keep - 1] = _Record(old.step, None, old.changed, old.kept)
 
     def _look(self, before: Mapping[str, _Bits]) -> tuple[dict[str, _Bits], list[tuple[list[str], Tensor]]]:
         """The masks as they are now and what changed since `before`: on a GPU in one launch for all weights."""
         if self._fleet is None or not self._fleet.holds() or not all(isinstance(site.module, SparseModule) for site in self._sites):
-            self._sites = list(sites(self._model))
+            if not (found := list(sites(self._model))):
+                raise NofmError(f"this {type(self._model).__name__} has no sparse layer any more (fold_, densify_), so nothing to record")
+            self._sites = found
             self._fleet = _Fleet.of(self._sites)
         masks, changed = self._fleet.look(before) if self._fleet.sites else ({}, [])
         for site in self._sites if len(masks) < len(self._sites) else ():
@@ -226,19 +233,29 @@ class SAD:
     def lifetime(self) -> dict[str, float]:
         """How many steps a kept weight of each layer stays kept, on average: kept weights x steps watched / departures.
 
-        Every layer keeps a fixed number of weights, so half of what changes are departures. Weights that have not left yet
-        count with the time watched, so a short watch does not bias it; infinite where nothing ever left. Comings and goings
-        between two records are not seen: record every step for the true value.
+        Of what changes half are departures where a layer keeps a fixed number of weights, and more where it keeps fewer and fewer
+        (GMP). Weights that have not left yet count with the time watched, so a short watch does not bias it; infinite where nothing
+        ever left. Comings and goings between two records are not seen: record every step for the true value.
         """
-        watched = self._records[-1].step - self._records[0].step if self._records else 0
-        if watched == 0:
+        if not self._records or self._records[-1].step == self._records[0].step:
             raise NofmError("a lifetime needs at least two recorded steps")
-        left: dict[str, float] = {}
-        for record in self._records[1:]:
-            for name, count in self._divergence(record.counts()).items():
-                left[name] = left.get(name, 0) + count / 2
-        kept = {site.name: site.kept() for site in sites(self._model)}
-        return {name: kept[name] * watched / departures if departures else float("inf") for name, departures in left.items()}
+        stayed: dict[str, int] = {}
+        left: dict[str, int] = {}
+        for before, record in pairwise(self._records):
+            kept_before, kept = self._kept(before), self._kept(record)
+            for name, changed in self._divergence(record.counts()).items():
+                stayed[name] = stayed.get(name, 0) + kept_before[name] * (record.step - before.step)
+                left[name] = left.get(name, 0) + (changed + kept_before[name] - kept[name]) // 2
+        return {name: stayed[name] / departures if departures else float("inf") for name, departures in left.items()}
+
+    def _kept(self, record: _Record) -> dict[str, int]:
+        """How many weights each layer kept then."""
+        return {
+            site.name: int(shards.summed(record.kept[site.name], site.weight))
+            if site.name in record.kept
+            else site.grouping.kept(site.weight.shape)
+            for site in sites(self._model)
+        }
 
     def _divergence(self, counts: Mapping[str, Tensor]) -> Divergence:
         found = {site.name: site for site in sites(self._model)}

@@ -55,7 +55,7 @@ class Precision:
         self.scaler.update()
         if self.scaler.get_scale() < first_scale:  # torch's fused SGD has made momentum without writing to it, and would go on from there
             for state in optimizer.state.values():
-                clear_(state)
+                clear_(state, optimizer)
 
 
 class LossWatch:

@@ -33,11 +33,12 @@ class Handle:
     def __init__(self, method: Method, model: nn.Module, optimizers: Sequence[Optimizer], fused: bool = False) -> None:
         self.method = method
         self._sites = list(sites(model))
-        self._lenses = [(site, site.lens) for site in self._sites]
+        self._lenses = [(site, site.lens, site.module._nofm) for site in self._sites]  # the last is made anew by each sparsify_
         self._drivers: list[Driver] = []
         self.memory = Memory(optimizers)
         owners = _owners(self._sites, optimizers)
         _check_patterns(method, self._sites)
+        _check_thresholds(method, self._sites)
         try:
             with torch.no_grad():
                 method.start(self._sites, self.memory)
@@ -100,15 +101,16 @@ class Handle:
         A method that has not finished (a dense or gradual start, a search for lambda, a pruning to come) says so: its network is not what
         was asked for.
         """
-        is_at_work = any(isinstance(site.module, SparseModule) for site, _ in self._lenses)  # neither detached nor folded before
+        is_at_work = any(isinstance(site.module, SparseModule) for site, _, _ in self._lenses)  # neither detached nor folded before
         said = too_early("detached", self._drivers) if is_at_work else ""
         for driver in self._drivers:
             driver.remove()
         self.memory.forget()
-        for site, lens in self._lenses:
+        for site, lens, marked in self._lenses:
             for module, _ in site.users:
                 TRAINED_BY.pop(module, None)
-            if isinstance(site.module, SparseModule) and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
+            is_ours = isinstance(site.module, SparseModule) and site.module._nofm is marked
+            if is_ours and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
         self._lenses = []  # a second detach must not take a later method's lenses away
         if said:
@@ -261,6 +263,15 @@ def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Op
         )
     mine[0] += resting
     return list(zip(optimizers, mine, strict=True))
+
+
+def _check_thresholds(method: Method, found: list[Site]) -> None:
+    """Raise where layers have thresholds that no step of `method` would train, and that its masks would take away."""
+    if not method.has_thresholds and (left := [site for site in found if isinstance(site.lens, ste.SoftThreshold)]):
+        raise OptimizerError(
+            f"{left[0].name} has a threshold that STR has learned, which {type(method).__name__} would pass by; fold_ the model, which "
+            "writes in what its layers compute with, and sparsify_ it again"
+        )
 
 
 def _check_patterns(method: Method, found: list[Site]) -> None:

@@ -33,6 +33,7 @@ class Method:
 
     unstructured: ClassVar[bool] = False  # whether it prunes anywhere in a layer; its layers are then sparsified as "1:1"
     is_dense: ClassVar[bool] = False  # whether layers compute with all their weights throughout
+    has_thresholds: ClassVar[bool] = False  # whether it goes on with the thresholds that `STR` has learned
 
     def begin(self, site: Site) -> None:
         """Called for each sparse weight when the method is attached: say by `site.look_through(lens)` or `site.freeze(mask)` how the layer

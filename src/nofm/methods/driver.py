@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,7 @@ class Driver:
     def __init__(self, method: Method, optimizer: Optimizer, follow: list[Site], memory: Memory, fused: bool) -> None:
         self.method, self.optimizer, self.number, self.memory = method, optimizer, 0, memory
         self.follow = [(site, site.weight) for site in follow]
+        self.marked = [site.module._nofm for site in follow]  # made anew by each sparsify_, so that it tells of one
         self.owned = [OwnedWeight(site, param, 0.0, True) for site, param in self.follow]  # as they were in the last step
         self.named_for: Sequence[OwnedWeight] = ()
         self.named: list[tuple[str, Tensor]] = []
@@ -118,7 +119,7 @@ class Driver:
 
     def _before_step(self, compiled: bool) -> None:
         self.pulse.calls += 1
-        if self.number == 0 and self.method.counts_steps() and any(self.optimizer.state.get(param) for _, param in self.follow):
+        if self.number == 0 and self.method.counts_steps() and any(_has_moved(self.optimizer.state.get(param)) for _, param in self.follow):
             warnings.warn(
                 f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
                 "checkpoint, restore the handle that attach has returned, too: handle.load_state_dict(...); if the method is to begin now, "
@@ -157,8 +158,8 @@ class Driver:
         groups = self._groups()
         weights, resting = [], []
         for i, (site, param) in enumerate(self.follow):
-            if site.module._parameters.get(site.param) is not param or not isinstance(site.module, SparseModule):
-                _check_still_trained(site, param)
+            if site.module._parameters.get(site.param) is not param or site.module.__dict__.get("_nofm") is not self.marked[i]:
+                _check_still_trained(site, param, self.marked[i])
             group = groups.get(id(param))
             if group is not None and param.grad is not None:
                 if type(param) is not nn.Parameter:
@@ -191,16 +192,29 @@ def _are_same(these: Sequence[object], those: Sequence[object]) -> bool:
     return len(these) == len(those) and all(map(operator.is_, these, those))
 
 
-def _check_still_trained(site: Site, param: nn.Parameter) -> None:
-    """Raise if a layer that does not hold the parameter itself computes with another one than the optimizer moves."""
+def _check_still_trained(site: Site, param: nn.Parameter, marked: object) -> None:
+    """Raise if a layer is not what the method was attached to: plain, or sparse anew, or with another parameter than the optimizer's."""
     if not isinstance(site.module, SparseModule):
         raise OptimizerError(f"{site.name} is a plain module again (fold_, densify_) while a method is attached; call detach() first")
+    if site.module._nofm is not marked:
+        raise OptimizerError(
+            f"{site.name} was made plain and sparse again while a method is attached, so that what the method had done to it is gone; "
+            "detach() and attach again"
+        )
     weight = site.module._parameters.get(site.param)
     if weight is None or not shards.gathers(weight, param):
         raise OptimizerError(
             f"{site.key} is no longer the parameter that the optimizer owns (load_state_dict(assign=True), or a replaced "
             "parameter?); build the optimizer again, detach() and attach to it"
         )
+
+
+def _has_moved(state: Mapping[str, Any] | None) -> bool:
+    """Whether an optimizer that remembers this of a parameter has moved it. Adagrad remembers something before its first step."""
+    if not state:
+        return False
+    step = state.get("step", 1)
+    return bool((isinstance(step, Tensor) and step.is_cuda) or step != 0)  # nothing waits for a GPU, which may be recording a graph
 
 
 def _call(work: Callable[[bool], None], compiled: bool) -> None:

@@ -126,8 +126,10 @@ def _move(step: Step, number: int, target: float | None, probe: int) -> None:
     (flips_even, even), (flips_odd, odd) = _flips(step)
     rate, goal = (flips_even / max(even, 1), SHARE * flips_odd / max(odd, 1))
     if target is not None:
-        rate, goal = (flips_even + flips_odd) / (even + odd), target
-    one = 1 / (even + odd)  # so that a step without a flip, which small networks have, is no minus infinity
+        rate, goal = (flips_even + flips_odd) / max(even + odd, 1), target
+    if even + odd == 0:
+        rate = goal  # no sparse weight had a gradient, so that this step says nothing
+    one = 1 / max(even + odd, 1)  # so that a step without a flip, which small networks have, is no minus infinity
     found = math.log(decay_of(step.memory)) + _REACH / probe * min(1.0, max(-1.0, _STEEP * math.log((rate + one) / (goal + one))))
     found = min(math.log(_MOST), max(math.log(_LEAST), found))
     if number > probe // 2:

@@ -22,6 +22,7 @@ from .base import Memory, Method, Step
 from .budget import check_given, check_share, check_whole
 from .pruning import (
     Pool,
+    check_masks,
     check_pool,
     keep_zero_,
     keeps_more,
@@ -75,6 +76,7 @@ class GMP(Method):
 
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         set_budget(sites, memory, self.sparsity, self.allocation)
+        check_masks(sites, memory, self.sparsity)
         for site in sites:
             if site.stored_mask is None:
                 site.freeze(torch.ones(site.weight.shape, dtype=torch.bool, device=site.weight.device))

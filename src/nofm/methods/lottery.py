@@ -40,7 +40,8 @@ class LotteryTicket(Method):
     allocation  "global" (the papers, for deep networks): the smallest of the whole network. "uniform", "erk": of each layer.
 
     Everything that the optimizer trains goes back, and so does its own state; running statistics of norm layers, which it does not
-    own, do not, and are forgotten by training. The learning-rate schedule is the loop's: it should go back to step k as well.
+    own, do not, and are forgotten by training. The learning-rate schedule is the loop's: it should go back to step k as well. What an
+    optimizer counts in its groups (timm's Lamb and Lookahead do), where learning rates are, stays too.
     """
 
     unstructured: ClassVar[bool] = True
@@ -67,6 +68,7 @@ class LotteryTicket(Method):
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         pruning.check_one_optimizer("rewinding", memory)
         pruning.set_budget(sites, memory, self.sparsity, self.allocation)
+        pruning.check_masks(sites, memory, self.sparsity)
         for site in sites:
             if site.stored_mask is None:
                 site.freeze(torch.ones(site.weight.shape, dtype=torch.bool, device=site.weight.device))
@@ -88,6 +90,10 @@ class LotteryTicket(Method):
         """Which round ends with step `number`, from 1; 0 if none does."""
         rounds, rest = divmod(number - self.every, self.every - self.rewind_to)
         return rounds + 1 if rest == 0 and 0 <= rounds < self.rounds else 0
+
+    def before_step(self, step: Step) -> None:
+        if step.number > self.rewind_to:
+            _check_remembered(step.memory, self.rewind_to)
 
     def after_step(self, step: Step) -> None:
         pruning.keep_zero_(step)
@@ -114,15 +120,33 @@ def _remember(memory: Memory) -> None:
         for what, value in state.items():
             if isinstance(value, Tensor):
                 memory.tensors[f"rewind:{place}:{what}"] = shards.whole(value).clone()
+            elif isinstance(value, int | float):  # steps that an optimizer from elsewhere counts
+                memory.tensors[f"rewind:{place}:{what}"] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+def _check_remembered(memory: Memory, rewind_to: int) -> None:
+    """Raise where the optimizer has a parameter of which step `rewind_to` knows nothing, before a training is spent on it."""
+    for place, param, _ in pruning.trained_by(memory):
+        then = memory.tensors.get(f"rewind:{place}")
+        if then is None or then.shape != param.shape:
+            raise OptimizerError(
+                f"the optimizer has a parameter of shape {tuple(param.shape)} that it had not at step {rewind_to} (rewind_to), to which "
+                "all that it trains goes back; give it all parameters, also those that are frozen at first, before attach"
+            )
 
 
 def _rewind(memory: Memory) -> None:
     for place, param, state in pruning.trained_by(memory):
         _copy_(param, memory.tensors[f"rewind:{place}"])
-        pruning.clear_(state)  # what was not there yet
-        for what, value in state.items():
-            if (then := memory.tensors.get(f"rewind:{place}:{what}")) is not None:
+        before = {what: then for what in state if (then := memory.tensors.get(f"rewind:{place}:{what}")) is not None}
+        if not before:
+            pruning.clear_(state, memory.optimizers[0])  # what was not there yet
+        for what, then in before.items():
+            value = state[what]
+            if isinstance(value, Tensor):
                 _copy_(value, then)
+            elif isinstance(value, int | float):
+                state[what] = type(value)(then.item())
 
 
 def _copy_(tensor: Any, whole: Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .. import shards
 from ..errors import OptimizerError
@@ -23,6 +24,7 @@ from .budget import allocate
 __all__ = [
     "Pool",
     "budget_of",
+    "check_masks",
     "check_one_optimizer",
     "check_pool",
     "clear_",
@@ -74,10 +76,30 @@ def budget_of(step: Step) -> list[int]:
     return [int(held["keep"])] if "keep" in held else [int(held[f"{one.site.key}:keep"]) for one in owned_of(step)]
 
 
+def check_masks(sites: Sequence[Site], memory: Memory, sparsity: float, exactly: bool = False) -> None:
+    """Raise where masks that were frozen before keep fewer weights than `set_budget` has found: what is pruned stays so, and the network
+    would come out sparser than it was asked for. `exactly`: or more, for a method that prunes no further."""
+    if all(site.stored_mask is None for site in sites):
+        return
+    for name, kept, keep in _kept_and_budget(sites, memory):
+        if kept < keep or (exactly and kept > keep):
+            raise OptimizerError(
+                f"{name} keeps {kept:,} weights by masks that were frozen before, and {keep:,} are to be kept (sparsity={sparsity}); "
+                "densify_ and sparsify_ the model again to choose masks anew"
+            )
+
+
 def keeps_more(sites: Sequence[Site], memory: Memory) -> bool:
     """Whether more is kept of these weights than `set_budget` has found. Waits for a GPU."""
-    kept, held = {f"{site.key}:keep": site.kept() for site in sites}, memory.tensors
-    return sum(kept.values()) > int(held["keep"]) if "keep" in held else any(count > int(held[name]) for name, count in kept.items())
+    return any(kept > keep for _, kept, keep in _kept_and_budget(sites, memory))
+
+
+def _kept_and_budget(sites: Sequence[Site], memory: Memory) -> list[tuple[str, int, int]]:
+    """What is kept and what is to be kept, of each layer or ("global") of all together."""
+    held = memory.tensors
+    if "keep" in held:
+        return [("the network", sum(site.kept() for site in sites), int(held["keep"]))]
+    return [(site.name, site.kept(), int(held[f"{site.key}:keep"])) for site in sites]
 
 
 def on_the_way(step: Step, sizes: Sequence[int], share: float) -> list[int]:
@@ -149,6 +171,10 @@ def keep_zero_(step: Step) -> None:
 
 # ---- the optimizer's own state ----
 
+# What torch's optimizers remember that starts as zeros.
+_MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta", "sum")
+_FROM_ZERO = ("step", *_MOMENTS, "row_var", "col_var", "variance")
+
 
 def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, dict[str, object]]]:
     """Every parameter that the optimizer moves, by its place in it, and what the optimizer remembers of it."""
@@ -158,8 +184,16 @@ def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, dict[str, ob
                 yield f"{i}.{j}.{k}", param, optimizer.state.get(param, {})
 
 
-def clear_(state: dict[str, object]) -> None:
-    """Make the optimizer forget a parameter: zeros, which is how it starts, in the places where a CUDA graph looks for them."""
-    for value in state.values():
-        if isinstance(value, Tensor):
-            value.zero_()
+def clear_(state: dict[str, object], optimizer: Optimizer) -> None:
+    """Make the optimizer forget a parameter: zeros, which is how most of torch's start, in the places where a CUDA graph looks for them.
+
+    Not all do: NAdam multiplies what starts as 1, Rprop's step sizes start as its learning rate, and an optimizer from elsewhere may count
+    its steps in a number of Python's, or start from ones. Such a state is emptied, and the optimizer makes it anew in its next step.
+    """
+    is_known = any(cls.__module__.startswith("torch.optim.") for cls in type(optimizer).__mro__ if cls is not Optimizer)
+    if is_known and all(value is None or (name in _FROM_ZERO and isinstance(value, Tensor)) for name, value in state.items()):
+        for value in state.values():
+            if isinstance(value, Tensor):
+                value.zero_()
+    else:
+        state.clear()

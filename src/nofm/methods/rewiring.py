@@ -25,8 +25,9 @@ from .budget import Allocation, allocate, check_allocation, check_share, check_w
 
 __all__ = ["Connections", "Rewiring", "alive", "best", "best_of_each", "chance", "reset_momentum_"]
 
-# What torch's optimizers gather about a weight from step to step. (Not Rprop's step size, which is no memory of gradients.)
-_MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta", "sum")
+# What optimizers keep for each weight that starts as something else than zero: Rprop's step sizes, which are no memory of gradients.
+# All else of a weight's shape is one, by whatever name: of gradients, or of the weight itself, which is zero where a connection begins.
+_NO_MEMORY = ("step_size",)
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ class Rewiring(Connections):
         check_whole("every", self.every, least=1)
         if self.end_at is not None:
             check_whole("end_at", self.end_at, least=1)
+            if self.end_at <= self.every:
+                raise OptimizerError(
+                    f"end_at={self.end_at} comes before the first rewiring, after {self.every} steps (every), so that masks would stay "
+                    "as they were drawn; give a smaller every"
+                )
         check_share("drop", self.drop)
 
     def rewires(self, number: int) -> bool:
@@ -161,5 +167,10 @@ def reset_momentum_(memory: Memory, owned: OwnedWeight, where: Tensor) -> None:
     part = shards.part_of(where, owned.param)
     for optimizer in memory.optimizers:
         for name, moment in optimizer.state.get(owned.param, {}).items():
-            if name in _MOMENTS and isinstance(moment, Tensor):
+            if name not in _NO_MEMORY and isinstance(moment, Tensor) and _is_of_each(moment, owned.param):
                 shards.local(moment).masked_fill_(part, 0.0)
+
+
+def _is_of_each(moment: Tensor, param: Tensor) -> bool:
+    """Whether it has a number for each weight; numbers in bytes (8-bit optimizers) are codes, of which 0 may mean anything."""
+    return moment.shape == param.shape and moment.is_floating_point()

@@ -26,6 +26,7 @@ from .base import Memory, Method
 
 __all__ = ["changes", "check", "check_options", "check_remembered", "origin", "told"]
 
+_PARTS = ("method", "steps", "masks")
 _AS_IT_WAS = "or leave this state out to begin anew"
 
 
@@ -144,6 +145,11 @@ def told(changed: Sequence[tuple[str, Any, Any]]) -> tuple[str, str]:
 def check(state: Mapping[str, Any], method: Method, owned: Sequence[Sequence[Site]], sites: Sequence[Site], memory: Memory) -> None:
     """Raise where `method`, attached to `sites`, cannot go on from `state`; `owned`: those of each optimizer."""
     name, optimizers = type(method).__name__, len(owned)
+    if not isinstance(state, Mapping) or any(part not in state for part in _PARTS):
+        raise OptimizerError(
+            f"this is no state of a handle, which has {', '.join(_PARTS)}; load what handle.state_dict() has given, not that of the "
+            "model, of the optimizer, or of all together"
+        )
     if state["method"] != name:
         raise OptimizerError(f"this state is of method {state['method']}, the attached one is {name}; attach the same method, {_AS_IT_WAS}")
     if len(state["steps"]) != optimizers:

@@ -19,7 +19,7 @@ from ..errors import OptimizerError
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .budget import check_share, check_whole
-from .pruning import budget_of, clear_, keep_zero_, owned_of, put_on_, set_budget, strongest, trained_by, whole_weights
+from .pruning import budget_of, check_masks, clear_, keep_zero_, owned_of, put_on_, set_budget, strongest, trained_by, whole_weights
 
 __all__ = ["SNIP"]
 
@@ -49,6 +49,7 @@ class SNIP(Method):
 
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         set_budget(sites, memory, self.sparsity, "global")
+        check_masks(sites, memory, self.sparsity, exactly=True)
         for site in sites:
             if site.stored_mask is None:
                 site.look_through(ste.dense)
@@ -90,4 +91,4 @@ def _prune(step: Step) -> None:
         put_on_(one.site, one.param, mask)
     for _, param, state in trained_by(step.memory):
         if any(param is one.param for one in owned):
-            clear_(state)
+            clear_(state, step.memory.optimizers[0])

@@ -41,6 +41,7 @@ class STR(Method):
     """
 
     unstructured: ClassVar[bool] = True
+    has_thresholds: ClassVar[bool] = True
 
     initial: float = -3200.0
     decay: float = 0.0
@@ -60,6 +61,8 @@ class STR(Method):
             site.freeze(lens.kept(shards.whole(site.weight.detach())), lens)
 
     def before_step(self, step: Step) -> None:
+        for owned in step.resting:
+            _lens(owned).s.grad = None  # of an earlier step: model.zero_grad() does not know s
         for owned in step.weights:
             s = _lens(owned).s
             # g(S) is zero where pruned already, as the weight's gradient is.
