@@ -29,6 +29,7 @@ mutants: .venv/dev.done
 
 .venv/%.done: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nofm needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@echo "installing into .venv what this needs: a few minutes and 6 GB, most of it torch"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$*]"
 	touch $@

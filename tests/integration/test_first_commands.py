@@ -133,3 +133,27 @@ def test_runs_that_are_not_of_one_kind_each_say_what_they_are(run, dense_run, tm
         config = json.loads((tmp_path / name / "run.json").read_text())["config"]
         assert f"run {tmp_path / name}, resumed from step 4: digits, cnn on digits, {config['engine']['steps']} steps" in shown
     assert shown.count("to look at the run:") == 2
+
+
+# ---- report, export ----
+
+
+def test_a_report_of_runs_from_here_and_there_comes_to_where_one_works(run, dense_run, tmp_path, monkeypatch):
+    """What they have in common is a folder of all temporary files, or of all users, where nobody looks."""
+    here, there = tmp_path / "here", tmp_path / "there" / "runs"
+    here.mkdir()
+    for name, source in (("one", run), ("two", dense_run)):
+        shutil.copytree(source, there / name)
+    shutil.copytree(run, here / "own")
+    monkeypatch.chdir(here)
+    assert main(["report", "own", str(there / "two")]) == 0
+    assert (here / "report.html").is_file()
+    assert not (tmp_path / "report.html").exists()
+    assert main(["report", str(there / "one"), str(there / "two")]) == 0
+    assert (there / "report.html").is_file(), "these have a home of their own"
+
+
+def test_an_onnx_file_is_looked_at_and_not_exported(tmp_path, capsys):
+    (tmp_path / "model.onnx").write_bytes(b"anything")
+    assert main(["export", str(tmp_path / "model.onnx")]) == 2
+    assert "ONNX files are only looked at, by nofm check" in capsys.readouterr().err

@@ -75,11 +75,12 @@ _NO_PAGES = (".csv", ".gif", ".jpg", ".json", ".md", ".pdf", ".png", ".svg", ".t
 
 
 def _common_folder(runs: Sequence[Path]) -> Path:
-    """The run folder, or the innermost folder that all of several lie in; where that would be the root, the working folder."""
+    """The run folder, or the innermost folder that all of several lie in; where the working folder is inside that, the working folder:
+    what runs from here and there have in common is the root, or a folder where nobody looks."""
     if len(runs) == 1:
         return runs[0]
     common = Path(os.path.commonpath([run.absolute() for run in runs]))
-    if common == common.parent:
+    if Path.cwd().is_relative_to(common):
         return Path()
     return common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common
 
@@ -158,6 +159,8 @@ def export(
         form: packed leaves zeros out, and `nofm.load_packed` reads it; plain has them, and everything reads it.
     """
     weights = _weights_of(file)
+    if weights.suffix.lower() == ".onnx":
+        raise ConfigError(f"{weights}: ONNX files are only looked at, by nofm check; export takes a safetensors file or a run folder")
     stem = weights.name.removesuffix(".safetensors").removesuffix(".packed").removesuffix(".plain")
     target = out or weights.with_name(f"{stem}.{form}.safetensors")
     if target.absolute() == weights.absolute():

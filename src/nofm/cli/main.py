@@ -81,7 +81,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "recipes": (_function("recipes"), "list the recipes"),
     "report": (_function("report"), "make one HTML page of one or more runs"),
     "analyse": (_function("analyse"), "SAD between two saved steps of a run, layer by layer"),
-    "check": (_function("check"), "is a safetensors file, or what a run has ended with, really N:M?"),
+    "check": (_function("check"), "is a safetensors or ONNX file, or what a run has ended with, really N:M?"),
     "export": (_function("export"), "write a network's file without its zeros, or with them again"),
     "cost": (_function("cost"), "parameters and multiply-adds of a network, dense and sparse"),
     "bench": (_function("bench"), "how fast a network is on this CPU, dense and without its zeros"),

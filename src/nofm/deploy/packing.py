@@ -71,6 +71,7 @@ class Packing:
             threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
             took = f"{_ms(after)} ms instead of {_ms(before)}"
             lines += _wrapped(f"Timed layers, all calls: {took}, {before / after:.2f} x, {threads}.")
+            lines += _wrapped(_doubts(timed))
         return "\n".join(lines)
 
 
@@ -89,6 +90,17 @@ def _timed_lines(timed: Sequence[PackedRow]) -> list[str]:
     if not all(row.packed for row in timed):
         how += f" A layer is packed where it gains {1 - _WORTH:.0%} or more."
     return [*lines, *_wrapped(how)]
+
+
+def _doubts(timed: Sequence[PackedRow]) -> str:
+    """What speaks against taking these times for more than they are."""
+    unsure = sum(row.speed_up is not None and row.speed_up.lowest < 1 < row.speed_up.highest for row in timed)
+    said = [f"In {unsure} of {len(timed)} layers the range holds 1: what is faster there is not certain."] if unsure else []
+    if any(len(row.shape) == 4 for row in timed):
+        said.append(
+            "Layers are compared as they lie in memory; a dense network in channels_last may be faster, and nofm bench times it, too."
+        )
+    return " ".join(said)
 
 
 _HEADER = ("weight", "dense", "packed", "speed-up (range)", "chosen")
