@@ -74,7 +74,7 @@ def test_there_is_no_picture_where_nothing_can_be_compared(rows, run, tmp_path, 
 def test_the_picture_can_be_read(rows, tmp_path):
     figure = study_kept.figure_of("A study of some length: a recipe", MEASURE, rows)
     assert_readable(figure)
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["5", "6", "20", "25"]  # 6.25 and 20.5 lie too near
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["5", "6.25", "20", "25"]  # 6, of one row, and 20.5 give way
     assert "logarithmic" in figure.axes[0].get_xlabel()
     assert "over 1 to 2 seeds" in figure.axes[0].get_title()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [*lines_of(rows), "dense"]
@@ -199,12 +199,25 @@ def test_runs_that_came_to_no_number_are_left_out(rows, run):
     assert lines_of(lost) == lines_of(rows)
 
 
+def test_markers_make_way_to_where_no_other_share_is_near():
+    """Six rows of one height at 20 %, and 25 % three places beside them: none may come to stand there, as if it kept as many."""
+
+    def mark(centre: float, low: float = 0.0) -> study_kept._Mark:
+        return study_kept._Mark("a row", 1.0, 0.5, 0.0, "", centre, (low, low + 6.0), (low, low + 6.0))
+
+    for side in (1, -1):
+        crowd = [mark(100.0 + side * 3 * study_kept._PITCH, low=50.0), *(mark(100.0) for _ in range(6))]
+        alone, *places = study_kept._side_by_side(crowd)
+        assert (alone, sorted(side * place for place in places)) == (0, [-3, -2, -1, 0, 1, 2])
+
+
 def test_ticks_are_left_out_where_the_last_one_is_near():
     """Near is a share of the axis: 5 and 5.6 are far apart where it ends at 10, and not where it begins at 0.4 and ends at 100."""
     assert study_drawing.apart([5, 5.6, 6.25, 7, 8, 9, 10]) == [5, 5.6, 6.25, 7, 8, 9, 10]
     assert study_drawing.apart([0.4, 1.24, 4.11, 5, 5.35, 6.25, 25, 100]) == [0.4, 1.24, 4.11, 5, 6.25, 25, 100]
     assert study_drawing.apart([0.4, 1.24, 4.11, 5, 5.35, 6.25, 25, 100], 0.1) == [0.4, 1.24, 4.11, 25, 100]
     assert (study_drawing.apart([]), study_drawing.apart([5])) == ([], [5])
+    assert study_drawing.apart([0.4, 4.11, 20, 21, 23.7, 25], first=[25, 0.4, 20]) == [0.4, 4.11, 20, 25], "as the first ones were"
 
 
 def test_the_names_of_all_studies_are_read_right():

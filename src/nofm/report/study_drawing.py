@@ -84,15 +84,15 @@ def percent_words(kept: Sequence[float]) -> str:
     return " to ".join(written or (f"{100 * end:.3g}" for end in (min(kept), max(kept))))
 
 
-def apart(places: Sequence[float], share: float = 0.033) -> list[float]:
-    """Of these places on a logarithmic axis, in order, those that are far enough from the one before for both to be written: by this share
-    of the way from the first to the last."""
+def apart(places: Sequence[float], share: float = 0.033, first: Sequence[float] = ()) -> list[float]:
+    """Of these places on a logarithmic axis, in order, those that are far enough from each other to be written: by this share of the way
+    from the first to the last. `first`: those that others must give way to."""
     least = (places[-1] / places[0]) ** share if places and places[0] > 0 else 1.0
     shown: list[float] = []
-    for place in places:
-        if not shown or place > least * shown[-1]:
+    for place in dict.fromkeys((*first, *places)):
+        if all(max(place, other) > least * min(place, other) for other in shown):
             shown.append(place)
-    return shown
+    return sorted(shown)
 
 
 def name_the_far(axes: Any, lines: Mapping[int, Sequence[float]], digits: int) -> None:

@@ -24,7 +24,7 @@ from .study_looks import LEVEL, Look, key_of, looks_of
 __all__ = ["Point", "draw_kept", "figure_of", "lines_of"]
 
 _MARKER, _PITCH, _LETTER = 6.0, 8.0, 6.0  # points: of a marker, from one to the next beside it, of a letter of the words above one
-_FAR = 3  # places from its share
+_FAR = 2  # places from its share
 _T = TypeVar("_T")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _SPARSITY = re.compile(r",? exponent [\d.]+$| \d+:\d+$| [\d.]+ %$")  # the end of a row's name: STR's exponent, 2:8 or 95 %
@@ -82,7 +82,7 @@ def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
 
 
 def _set_limits(axes: Any, points: Sequence[Point], factor: float, dense: Stat | None) -> None:
-    """Room for all that will be drawn, and a tick for each share, as far as there is room for it."""
+    """Room for all that will be drawn, and a tick for each share, as far as there is room for it: the ends, and where most rows are."""
     from matplotlib.ticker import NullLocator
 
     kept = sorted(point.kept for point in points)
@@ -90,8 +90,9 @@ def _set_limits(axes: Any, points: Sequence[Point], factor: float, dense: Stat |
     ends += [dense.mean] if dense is not None else []
     beside, around = (kept[-1] / kept[0]) ** 0.11, 0.07 * (max(ends) - min(ends) or 1.0)
     axes.set(xscale="log", xlim=(100 * kept[0] / beside, 100 * kept[-1] * beside), ylim=(min(ends) - around, max(ends) + around))
-    words = {100 * fmean(group): percent_words(group) for group in _together(kept, list(kept))}
-    axes.set_xticks(shown := apart(sorted(words)), labels=[words[place] for place in shown])
+    groups = {100 * fmean(group): group for group in _together(kept, list(kept))}
+    by_rows = sorted(groups, key=lambda place: (place not in (min(groups), max(groups)), -len(groups[place]), place))
+    axes.set_xticks(shown := apart(sorted(groups), first=by_rows), labels=[percent_words(groups[place]) for place in shown])
     axes.xaxis.set_minor_locator(NullLocator())
 
 
@@ -130,8 +131,9 @@ def _side_by_side(marks: Sequence[_Mark]) -> list[int]:
     reason those that are alone at their share come first. Where that would be far from its share, bars may touch, and markers may not."""
     taken: list[tuple[float, _Mark]] = []
     moved: list[int] = []
-    places = sorted(range(-len(marks), len(marks) + 1), key=lambda place: (abs(place), -place))
     for mark in marks:
+        side = _roomier_side(mark, marks)
+        places = sorted(range(-len(marks), len(marks) + 1), key=lambda place: (abs(place), -side * place))
         near = [(place, True) for place in places if abs(place) <= _FAR]
         for place, whole in [*near, *((place, False) for place in places)]:
             centre = mark.centre + place * _PITCH
@@ -140,6 +142,13 @@ def _side_by_side(marks: Sequence[_Mark]) -> list[int]:
                 moved.append(place)
                 break
     return moved
+
+
+def _roomier_side(mark: _Mark, marks: Sequence[_Mark]) -> int:
+    """Where the next share is farther away, 1 for more weights: a mark that has to make way should not come to stand at another share."""
+    distances = [other.centre - mark.centre for other in marks if abs(other.centre - mark.centre) > _FAR * _PITCH]
+    more, fewer = ([abs(distance) for distance in distances if distance * sign > 0] for sign in (1, -1))
+    return 1 if min(more, default=math.inf) >= min(fewer, default=math.inf) else -1
 
 
 def _touch(one: _Mark, other: _Mark, whole: bool) -> bool:
