@@ -1,4 +1,4 @@
-"""Writes all that follows from the runs.csv files here: tables, verdicts, and the marked regions of the project's two pages.
+"""Writes all that follows from the runs.csv files here: tables, verdicts, and the marked regions of the pages that show them.
 
     python results/build.py            # after new runs have come in by `nofm study ... --table --into results/BASE`
     python results/build.py --check    # changes nothing; exit code 1 names what is out of date (a test does the same)
@@ -10,19 +10,24 @@ A region is what stands between two comments, and prose around it is left alone:
     <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions, or a picture:
     <!-- end -->                                                     figure, kept, lambda, layers
 
-    <!-- generated: overview FILE.toml -->   what became of the paper's claims: which of them were measured where
+    <!-- generated: overview FILE.toml -->   what became of the paper's claims: each difference and its interval
     <!-- end -->
 
-    <!-- generated: verdicts FILE.toml -->   the same in a line a claim: in how many places it holds, and where
+    <!-- generated: verdicts FILE.toml -->   the same in a line a claim and a column a network, without numbers
     <!-- end -->
 
     <!-- generated: across head=TEXT BASE/STUDY=NAME ... row=LABEL ... -->   a line for each study, a column for each row
     <!-- end -->
+
+    <!-- generated: beside BASE/STUDY=NAME ... take=COLUMN[=HEAD] ... row=LABEL ... [against=LABEL] -->   a line for each row, and for each
+    <!-- end -->                         study the columns of its table that are taken; against: how much that row is above the line's.
+                                          row=SHOWN=LABEL|LABEL where a row has another name in each study (an empty one: it has none)
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -30,14 +35,14 @@ import tomllib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from nofm.report.errors import ReportError
 from nofm.report.measures import MEASURES
 from nofm.report.study import Facts, Rows, read_facts, read_rows
-from nofm.report.study_tables import NOT_YET, claims_markdown, conditions, judgements, score_text, table_markdown, texts
+from nofm.report.study_tables import NOT_YET, claims_markdown, columns, conditions, judgements, score_text, table_markdown, texts
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "results/README.md")
 _REGION = re.compile(r"(<!-- generated: (?P<what>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 
 
@@ -48,8 +53,8 @@ def built(root: Path = ROOT) -> dict[Path, str]:
         facts = read_facts(file)
         for name, text in texts(facts, read_rows(file.with_name("runs.csv"), facts)).items():
             found[file.with_name(name)] = text
-    for name in PAGES:
-        found[root / name] = _filled(root, root / name)
+    for page in (root / "README.md", *sorted((root / "results").glob("*.md")), *sorted((root / "results").glob("*/README.md"))):
+        found[page] = _filled(root, page)
     return found
 
 
@@ -67,39 +72,64 @@ def _study(root: Path, name: str) -> tuple[Facts, Rows]:
     return facts, read_rows(folder / "runs.csv", facts)
 
 
-def _fates(root: Path, file: Path) -> dict[str, list[tuple[str, ...]]]:
-    """By the claims of the paper, in its words: on what each was measured, the difference, its interval and the verdict.
+class Fate(NamedTuple):
+    """What became of a claim in one place."""
 
-    The file has a `[[claim]]` for each: `paper`, its words, and `measured`, a list of [on what, BASE/STUDY, the study's claim].
+    on: str  # a network on CIFAR-10, or another task
+    of: str  # a pattern, a rival
+    difference: str
+    interval: str
+    verdict: str
+
+
+def _fates(root: Path, file: Path) -> dict[str, list[Fate]]:
+    """By the claims of the paper, in its words.
+
+    The file has a `[[claim]]` for each: `paper`, its words, and `measured`, a list of [on what, of what, BASE/STUDY, the study's claim].
     """
     claims = tomllib.loads(file.read_text())["claim"]
-    studies = {study: _study(root, study) for claim in claims for _, study, _ in claim["measured"]}
+    studies = {study: _study(root, study) for claim in claims for _, _, study, _ in claim["measured"]}
     judged = {study: judgements(*found) for study, found in studies.items()}
-    found: dict[str, list[tuple[str, ...]]] = {}
+    found: dict[str, list[Fate]] = {}
     for claim in claims:
-        for on, study, text in claim["measured"]:
+        for on, of, study, text in claim["measured"]:
             if text not in {each["text"] for each in studies[study][0]["claims"]}:
                 raise ReportError(file, f"results/{study} has no claim {text!r}")
-            found.setdefault(claim["paper"], []).append((on, *judged[study].get(text, ("", "", NOT_YET))))
+            found.setdefault(claim["paper"], []).append(Fate(on, of, *judged[study].get(text, ("", "", NOT_YET))))
     return found
 
 
 def _overview(root: Path, file: Path) -> str:
     """A row for each place where a claim of the paper was measured."""
     lines = ["| the paper says | measured on | difference of means | 95 % interval | here |", "| --- | --- | --- | --- | --- |"]
-    for claim, places in _fates(root, file).items():
-        lines += [f"| {claim * (not i)} | {' | '.join(place)} |" for i, place in enumerate(places)]
+    for claim, fates in _fates(root, file).items():
+        for i, fate in enumerate(fates):
+            place = f"{fate.on}, {fate.of}" if fate.of else fate.on
+            lines.append(f"| {claim * (not i)} | {place} | {fate.difference} | {fate.interval} | {fate.verdict} |")
     return "\n".join(lines)
+
+
+_NETWORKS = ("ResNet-20", "ResNet-18")
 
 
 def _verdicts(root: Path, file: Path) -> str:
-    """A row for each claim of the paper: where it holds, where it fails and where it is open. Where that is in many places, how many."""
-    lines = ["| the paper says | holds | fails | open |", "| --- | --- | --- | --- |"]
-    for claim, places in _fates(root, file).items():
-        by_verdict = ([on for on, _, _, verdict in places if verdict.startswith(wanted)] for wanted in ("holds", "fails", "open"))
-        cells = (f"in {len(found)} places" if len(found) > 7 else "; ".join(found) for found in by_verdict)
-        lines.append(f"| {claim} | {' | '.join(cells)} |")
+    """A row for each claim of the paper, and in it the verdicts on each network and on the other tasks."""
+    lines = [f"| the paper says | {' | '.join(_NETWORKS)} | other tasks |", "| --- | --- | --- | --- |"]
+    for claim, fates in _fates(root, file).items():
+        by_network = [[(fate.of, fate.verdict) for fate in fates if fate.on == network] for network in _NETWORKS]
+        elsewhere = [(fate.on, fate.verdict) for fate in fates if fate.on not in _NETWORKS]
+        lines.append(f"| {claim} | {' | '.join(map(_told, [*by_network, elsewhere]))} |")
     return "\n".join(lines)
+
+
+def _told(verdicts: Sequence[tuple[str, str]]) -> str:
+    """ "**holds**: 1:16, 1:4; open: 2:8", what is settled first."""
+    by_word: dict[str, list[str]] = {}
+    for of, verdict in sorted(verdicts, key=lambda one: one[1] not in ("holds", "fails")):  # stable: else in the file's order
+        if verdict != NOT_YET:
+            by_word.setdefault(verdict, []).append(of)
+    words = {word: f"**{word}**" if word in ("holds", "fails") else word for word in by_word}
+    return "; ".join(f"{words[word]}: {', '.join(found)}" if any(found) else words[word] for word, found in by_word.items())
 
 
 def _across(root: Path, page: Path, words: Sequence[str]) -> str:
@@ -116,6 +146,44 @@ def _across(root: Path, page: Path, words: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def _beside(root: Path, page: Path, words: Sequence[str]) -> str:
+    """The same rows in several studies, side by side; a column whose cells are the same in all of them stands once."""
+    given = [tuple(word.split("=", 1)) for word in words]
+    studies = [(value, _study(root, key)) for key, value in given if "/" in key]
+    takes = [tuple(value.partition("=")[::2]) for key, value in given if key == "take"]
+    against = dict(given).get("against")
+    lines = [row.partition("=")[::2] for row in (value for key, value in given if key == "row")]
+    names = [shown for shown, _ in lines]
+    taken: dict[str, list[list[str]]] = {}  # by the head of a column: its cells in each study
+    for i, (study, (facts, rows)) in enumerate(studies):
+        labels = [own.split("|")[i] if own else shown for shown, own in lines]
+        if missing := [label for label in labels if label and not rows.get(label)]:
+            raise ReportError(page, f"generated: beside: {study} has no runs of {', '.join(missing)}")
+        found = columns(facts, rows)
+        for column, head in takes:
+            if column not in found:
+                raise ReportError(page, f"generated: beside: {study} has no column {column!r}, but {', '.join(filter(None, found))}")
+            cells = dict(zip(found[""], found[column], strict=True)) | {"": ""}
+            taken.setdefault(head or column, []).append([cells[label] for label in labels])
+        if against:
+            taken.setdefault(f"{against} minus it", []).append([_lead(facts, rows, against, label) for label in labels])
+    common = {head: cells[0] for head, cells in taken.items() if all(its == cells[0] for its in cells)}
+    apart = [head for head in taken if head not in common]
+    first = [head for head in common if not apart or list(taken).index(head) < list(taken).index(apart[0])]
+    table = {"": names} | {head: common[head] for head in first}
+    table |= {f"{study}: {head}": taken[head][i] for i, (study, _) in enumerate(studies) for head in apart}
+    table |= common
+    cells_of_lines = [list(table), ["---"] * len(table), *map(list, zip(*table.values(), strict=True))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in cells_of_lines)
+
+
+def _lead(facts: Facts, rows: Rows, first: str, second: str) -> str:
+    """By how much the first row's score is above the second's, and the interval, where the study claims that it is."""
+    texts = [claim["text"] for claim in facts["claims"] if (claim["first"], claim["second"], claim["metric"]) == (first, second, "score")]
+    judged = judgements(facts, rows)
+    return next((f"{mean.split()[0]} ({interval})" for text in texts if text in judged for mean, interval, _ in [judged[text]]), "")
+
+
 def _region(root: Path, page: Path, request: str) -> str:
     what, _, rest = request.partition(" ")
     if what == "overview":
@@ -124,6 +192,8 @@ def _region(root: Path, page: Path, request: str) -> str:
         return _verdicts(root, root / "results" / rest)
     if what == "across":
         return _across(root, page, shlex.split(rest))
+    if what == "beside":
+        return _beside(root, page, shlex.split(rest))
     study, *words = shlex.split(rest) or [""]
     globs = [word for word in words if not word.startswith("head=")]
     head = next((word.removeprefix("head=") for word in words if word.startswith("head=")), "")
@@ -151,13 +221,13 @@ def _region(root: Path, page: Path, request: str) -> str:
         return f"![{facts['title']}: masks that are not as at the start, by layer]({_place(folder / 'layers.png', page)})"
     raise ReportError(
         page,
-        f"generated: {request}: {what!r} is none of overview, verdicts, across, table, brief, claims, conditions, "
+        f"generated: {request}: {what!r} is none of overview, verdicts, across, beside, table, brief, claims, conditions, "
         "figure, kept, lambda, layers",
     )
 
 
 def _place(picture: Path, page: Path) -> str:
-    return picture.relative_to(page.parent).as_posix()
+    return Path(os.path.relpath(picture, page.parent)).as_posix()
 
 
 def drawn(root: Path = ROOT) -> list[Path]:

@@ -13,7 +13,7 @@ from .read import settled
 from .study import EARLY, GROWTH, Facts, Measured, Rows, as_csv, watched_alone
 from .units import big
 
-__all__ = ["NOT_YET", "claims_markdown", "conditions", "table_markdown", "texts"]
+__all__ = ["NOT_YET", "claims_markdown", "columns", "conditions", "table_markdown", "texts"]
 
 NOT_YET = "not measured yet"  # by runs that do not tell the number a claim is about
 
@@ -129,12 +129,24 @@ def _evaluation_text(found: Sequence[Measured], name: str, measure: Measure) -> 
 
 
 def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True, *, brief: bool = False) -> str:
-    """The rows whose labels are wanted and that have runs, and what SAD means. Columns that say nothing are left out; a brief table has
-    four, and no line below it."""
-    measure = MEASURES[facts["task"]]
-    there = [(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]] and wanted(row["label"])]
+    """The rows whose labels are wanted and that have runs, and what SAD means; a brief table has four columns, and no line below it."""
+    shown = columns(facts, rows, wanted, brief=brief)
+    there = _there(facts, rows, wanted)
+    lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
+    below = [] if brief else ["", _about_sad(facts, [row for row, _ in there])]
+    below += ["", same] if not brief and (same := _about_same(there)) else []
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), *below])
+
+
+def _there(facts: Facts, rows: Rows, wanted: Callable[[str], bool]) -> list[tuple[Facts, list[Measured]]]:
+    return [(row, rows[row["label"]]) for row in facts["rows"] if rows[row["label"]] and wanted(row["label"])]
+
+
+def columns(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lambda label: True, *, brief: bool = False) -> dict[str, list[str]]:
+    """The cells of a table by the heads of its columns, of which the first, "", has the labels. Columns that say nothing are left out."""
+    measure, there = MEASURES[facts["task"]], _there(facts, rows, wanted)
     elsewhere, alone = [] if brief else _evaluations(rows), watched_alone([row for row, _ in there])
-    columns: dict[str, list[str]] = {
+    heads: dict[str, list[str]] = {
         "": [row["label"] for row, _ in there],
         measure.words: [score_text(found, measure) for _, found in there],
         **{words: [_beside(found, metric, measure) for _, found in there] for metric, words in measure.beside},
@@ -150,17 +162,13 @@ def table_markdown(facts: Facts, rows: Rows, wanted: Callable[[str], bool] = lam
         "seeds": [str(len(found)) for _, found in there],
         _paper_head(facts): [row["paper"] for row, _ in there],
     }
-    if len(set(columns["epochs"])) < 2:
-        del columns["epochs"]
+    if len(set(heads["epochs"])) < 2:
+        del heads["epochs"]
     if brief:
-        columns = {head: cells for head, cells in columns.items() if head not in (_PARAMETERS, _MACS, _LOSS, _paper_head(facts))}
+        heads = {head: cells for head, cells in heads.items() if head not in (_PARAMETERS, _MACS, _LOSS, _paper_head(facts))}
         watched = [f" (of {row['watched']} masks)" if row.get("watched") and row["label"] not in alone else "" for row, _ in there]
-        columns[_SAD] = [cell + note for cell, note in zip(columns[_SAD], watched, strict=True)]
-    shown = {head: cells for head, cells in columns.items() if head in ("", "seeds") or any(cells)}
-    lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
-    below = [] if brief else ["", _about_sad(facts, [row for row, _ in there])]
-    below += ["", same] if not brief and (same := _about_same(there)) else []
-    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), *below])
+        heads[_SAD] = [cell + note for cell, note in zip(heads[_SAD], watched, strict=True)]
+    return {head: cells for head, cells in heads.items() if head in ("", "seeds") or any(cells)}
 
 
 def _paper_head(facts: Facts) -> str:
