@@ -96,7 +96,9 @@ def test_a_claim_that_no_study_has_is_an_error(build, copy):
 def test_the_overview_says_what_the_runs_say(build, copy):
     """Of two rows of a claim one loses all runs but one, and the other's are turned round."""
     runs = copy / "results/cifar10-resnet20/table1/runs.csv"
-    lines = [line for line in runs.read_text().splitlines(keepends=True) if not line.startswith("STE 1:4,") or line.startswith("STE 1:4,0,")]
+    lines = [
+        line for line in runs.read_text().splitlines(keepends=True) if not line.startswith("STE 1:4,") or line.startswith("STE 1:4,0,")
+    ]
     swapped = [{"SR-STE 1:16": "STE 1:16", "STE 1:16": "SR-STE 1:16"}.get(line.split(",")[0]) for line in lines]
     configs = {line.split(",")[0]: line.split(",")[2] for line in lines}
     out = []

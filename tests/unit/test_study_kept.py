@@ -51,6 +51,20 @@ def rows(run) -> dict[str, list[Measured]]:
     }
 
 
+def test_the_legend_says_who_trains_longer_than_the_others(rows):
+    def lasting(epochs: float, *labels: str) -> dict[str, list[Measured]]:
+        return {label: [dataclasses.replace(run, epochs=epochs) for run in rows[label]] for label in labels}
+
+    def names(shown: dict[str, list[Measured]]) -> list[str]:
+        return [text.get_text() for text in study_kept.figure_of("t", MEASURE, shown).legends[0].get_texts()]
+
+    alike = lasting(60.0, *rows)
+    assert names(alike) == names(rows), "a run that does not tell its length is not marked"
+    assert names(alike | lasting(280.0, "STR, exponent 20")) == names(alike), "one of its two rows is as long as the others"
+    longer = lasting(280.0, "STR, exponent 20", "STR, exponent 2.5")
+    assert names(alike | longer) == [name + " (280 epochs)" * (name == "STR") for name in names(alike)]
+
+
 def test_rows_of_a_method_are_a_line_from_the_sparsest_on(rows):
     lines = lines_of(rows)
     assert set(lines) == {"SR-STE", "RigL (ERK)", "STE, unstructured", "STR"}  # not dense, not what has no runs or tells no sparsity

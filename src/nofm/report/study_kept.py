@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, mode
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -72,13 +72,22 @@ def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
         axes.axhline(dense.mean, color=LEVEL.colour, linestyle=LEVEL.line, linewidth=1.2)
     _set_limits(axes, [point for points in lines.values() for point in points], measure.factor, dense)
     plain_axes(axes)
-    keys = [key_of(look, name) for name, look in looks.items()] + [key_of(LEVEL, "dense")] * (dense is not None)
+    longer = _other_lengths(rows)
+    keys = [key_of(look, name + longer.get(name, "")) for name, look in looks.items()] + [key_of(LEVEL, "dense")] * (dense is not None)
     figure.legend(handles=keys, loc="outside right upper", fontsize=TEXT, frameon=False, handlelength=3)
     figure.draw_without_rendering()  # only now it is known how large the axes are, and so how wide a marker is on them
     marks = [_mark(axes, name, point, points, measure.factor) for name, points in lines.items() for point in points]
     marks = [mark for group in sorted(_together([mark.x for mark in marks], marks), key=len) for mark in group]
     _draw_marks(axes, marks, _side_by_side(marks), looks)
     return figure
+
+
+def _other_lengths(rows: Mapping[str, Sequence[Measured]]) -> dict[str, str]:
+    """How long the methods train that do not train as long as most rows: a picture would compare them without a word."""
+    told = [(_SPARSITY.sub("", label), run.epochs) for label, runs in rows.items() for run in runs if math.isfinite(run.epochs)]
+    usual = mode(epochs for _, epochs in told) if told else math.nan
+    own = {name: {epochs for other, epochs in told if other == name} for name, _ in told}
+    return {name: f" ({min(lengths):.4g} epochs)" for name, lengths in own.items() if len(lengths) == 1 and usual not in lengths}
 
 
 def _set_limits(axes: Any, points: Sequence[Point], factor: float, dense: Stat | None) -> None:
