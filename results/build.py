@@ -2,13 +2,13 @@
 
     python results/build.py            # after new runs have come in by `nofm study ... --table --into results/BASE`
     python results/build.py --check    # changes nothing; exit code 1 names what is out of date (a test does the same)
-    python results/build.py --pictures # draws figure.png, kept.png, lambda.png and layers.png of all studies anew, without training; needs
-                                       # matplotlib. No test compares them: another version of it draws other bytes
+    python results/build.py --pictures # draws figure.png, kept.png, lambda.png, layers.png and shapes.png of all studies anew, without
+                                       # training; needs matplotlib. No test compares them: another version of it draws other bytes
 
 A region is what stands between two comments, and prose around it is left alone:
 
     <!-- generated: WHAT BASE/STUDY [head=TEXT] [ROW-GLOB ...] -->   WHAT: table, brief (fewer columns), claims, conditions, or a picture:
-    <!-- end -->                                                     figure, kept, lambda, layers
+    <!-- end -->                                                     figure, kept, lambda, layers, shapes
 
     <!-- generated: overview FILE.toml -->   what became of the paper's claims: each difference and its interval
     <!-- end -->
@@ -219,10 +219,12 @@ def _region(root: Path, page: Path, request: str) -> str:
         return f"![{facts['title']}: score by lambda]({_place(folder / 'lambda.png', page)})"
     if what == "layers":
         return f"![{facts['title']}: masks that are not as at the start, by layer]({_place(folder / 'layers.png', page)})"
+    if what == "shapes":
+        return f"![{facts['title']}: some kernels, and how many there are by layer]({_place(folder / 'shapes.png', page)})"
     raise ReportError(
         page,
         f"generated: {request}: {what!r} is none of overview, verdicts, across, beside, table, brief, claims, conditions, "
-        "figure, kept, lambda, layers",
+        "figure, kept, lambda, layers, shapes",
     )
 
 

@@ -15,7 +15,7 @@ from nofm.engine.build import sparsified_
 from nofm.engine.config import RunConfig
 from nofm.engine.problems import problem_of
 from nofm.recipes import RECIPES, find
-from nofm.tasks.models import build_model
+from nofm.tasks.models import REGNETS, build_model
 
 # Parameters as torchvision and timm publish them; then billions of multiply-adds, dense and sparse, of the paper's Table 1 and its table
 # of RegNets. (What ResNet-50 keeps at each pattern of its tables is in test_cost.py.)
@@ -74,6 +74,18 @@ def test_a_network_of_the_paper_has_its_weights(name, images):
         assert round(cost.params_sparse / 1e6, 1) == 11.8, "of the paper's Table 1"
     assert macs is None or round(cost.macs / 1e9, 2 if macs == 4.09 else 1) == macs
     assert macs_sparse is None or round(cost.macs_sparse / 1e9, 1) == macs_sparse
+
+
+@pytest.mark.parametrize("size", REGNETS)
+def test_a_regnet_for_small_images_is_that_of_the_paper_but_for_two_halvings(size):
+    with torch.device("meta"):
+        small, plain = build_model(f"cifar/regnetx_{size}", 10, 3), build_model(f"timm/regnetx_{size}", 10, 3)
+    assert {name: p.shape for name, p in small.named_parameters()} == {name: p.shape for name, p in plain.named_parameters()}
+    seen: dict[str, tuple[int, ...]] = {}
+    for name in ("stem", "s1", "s2", "s3", "s4"):
+        small.get_submodule(name).register_forward_hook(lambda _, __, out, name=name: seen.update({name: tuple(out.shape[2:])}))
+    small(torch.empty(1, 3, 32, 32, device="meta"))
+    assert list(seen.values()) == [(32, 32), (32, 32), (16, 16), (8, 8), (4, 4)], "as the ResNet-18 for these images has them"
 
 
 @pytest.mark.parametrize("preset", ["paper", "default"])

@@ -167,6 +167,7 @@ def note(folder: Path, name: str, study: Study, base: RunConfig, on: str) -> Non
         "rows": rows,
         "claims": claims,
         "notes": list(study.notes),
+        **({"shapes_beyond": study.shapes_beyond} if study.shapes_beyond else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "study.json", json.dumps(facts, indent=1).encode() + b"\n")

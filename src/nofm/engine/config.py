@@ -68,17 +68,17 @@ class ModelConfig:
     __pydantic_config__: ClassVar[dict[str, object]] = _FORBID
 
     name: str = "cnn"
-    """classification: cnn, cifar/resnet20, cifar/resnet32, cifar/resnet18, torchvision/NAME or timm/NAME. detection:
-    fasterrcnn_resnet50_fpn or fasterrcnn_tiny. segmentation: maskrcnn_resnet50_fpn or maskrcnn_tiny. translation: transformer/base or
-    transformer/small. flow: raft_large, raft_small or raft_tiny."""
+    """classification: cnn, cifar/resnet20, cifar/resnet32, cifar/resnet18, cifar/regnetx_002 (to 032), torchvision/NAME or timm/NAME.
+    detection: fasterrcnn_resnet50_fpn or fasterrcnn_tiny. segmentation: maskrcnn_resnet50_fpn or maskrcnn_tiny. translation:
+    transformer/base or transformer/small. flow: raft_large, raft_small or raft_tiny."""
     width: int | None = None
-    """Channels of the first convolution (cnn and cifar/ models)."""
+    """Channels of the first convolution (cnn and cifar/resnet models)."""
     layers: int | None = None
     """Layers of the encoder and of the decoder (transformer/ models); 6 of base and 3 of small where nothing is said."""
     dropout: float | None = None
-    """Dropout before the classifier (cnn and cifar/ models), or after every part (transformer/ models)."""
+    """Dropout before the classifier (cnn and cifar/resnet models), or after every part (transformer/ models)."""
     norm: Literal["batch", "group", "frozen", "post", "pre"] | None = None
-    """Normalisation: batch or group (cnn and cifar/ models), batch where nothing is said; also frozen (detectors), which it is where
+    """Normalisation: batch or group (cnn and cifar/resnet models), batch where nothing is said; also frozen (detectors), which it is where
     nothing is said and a backbone is given; after or before every part (transformer/ models), after it, post, where nothing is said."""
     batch_parts: int | None = None
     """Pieces of a batch that the 16-channel convolutions of cifar/resnet20 and cifar/resnet32 take side by side: the same numbers but for

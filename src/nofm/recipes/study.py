@@ -68,6 +68,7 @@ class Study:
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = field(default_factory=tuple)
     paper_of: str = ""  # the network and data that the paper's numbers are of, whatever the rows are trained on
+    shapes_beyond: str = ""  # where it is about kernel shapes: the pattern that could not give all of them
 
     def __post_init__(self) -> None:
         labels = [row.label for row in self.rows]

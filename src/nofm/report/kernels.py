@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from .errors import ReportError
 from .read import Run
 
-__all__ = ["LayerShapes", "last_masks", "read_shapes"]
+__all__ = ["SHOWN", "LayerShapes", "beyond", "last_masks", "read_masks", "read_shapes", "shapes_of"]
 
 SHOWN = 6  # shapes drawn of a layer, as in the paper's figure
 
@@ -44,29 +45,31 @@ def last_masks(run: Run) -> Path | None:
 
 
 def read_shapes(path: Path, transposed: frozenset[str] = frozenset()) -> list[LayerShapes]:
-    """The kernel shapes of every layer in a file of masks that is a two-dimensional convolution larger than 1x1.
+    """The kernel shapes of every layer in a file of masks that is a two-dimensional convolution larger than 1x1."""
+    return [shapes_of(*layer) for layer in read_masks(path, transposed)]
+
+
+def read_masks(path: Path, transposed: frozenset[str] = frozenset()) -> Iterator[tuple[str, str, Any]]:
+    """The layers that `read_shapes` is about, in the order of the network: name, pattern, and bits as (output, input, kh, kw).
 
     `transposed` names the layers whose weight is (input, output, kh, kw), as that of a transposed convolution is.
     """
     from safetensors import SafetensorError, safe_open
 
-    found = []
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             shapes, patterns = (_table(path, metadata, key) for key in ("shapes", "patterns"))
-            for name in file.keys():  # noqa: SIM118 - not a dict
+            order = list(shapes)  # the file sorts names, its metadata has the order of the network
+            for name in sorted(file.keys(), key=lambda name: order.index(name) if name in order else -1):
                 shape = shapes.get(name)
                 if not (isinstance(shape, list) and all(type(extent) is int and extent > 0 for extent in shape)):
                     raise ReportError(path, f"layer {name!r} has no shape in the metadata")
                 if len(shape) == 4 and shape[2] * shape[3] > 1:
                     bits = _unpack(path, name, file.get_tensor(name), shape)
-                    bits_OIKK = bits.swapaxes(0, 1) if name in transposed else bits
-                    found.append(_shapes_of(name, str(patterns.get(name, "")), bits_OIKK))
+                    yield name, str(patterns.get(name, "")), bits.swapaxes(0, 1) if name in transposed else bits
     except SafetensorError as error:
         raise ReportError(path, f"not a readable safetensors file ({error})") from error
-    order = list(shapes)  # the file sorts names, its metadata has the order of the network
-    return sorted(found, key=lambda layer: order.index(layer.layer))
 
 
 def _table(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
@@ -89,11 +92,21 @@ def _unpack(path: Path, name: str, packed: Any, shape: list[int]) -> Any:
     return np.unpackbits(packed, count=size, bitorder="little").reshape(shape)
 
 
-def _shapes_of(name: str, pattern: str, bits_OIKK: Any) -> LayerShapes:
+def beyond(bits_OIKK: Any, n: int, m: int) -> Any:
+    """`nofm.analysis.shapes.beyond`: which kernels, as (output, input), keep a weight in a group of `m` that keeps more than `n`."""
+    outputs, inputs, kh, kw = bits_OIKK.shape
+    bits_OGMK = bits_OIKK.reshape(outputs, inputs // m, m, kh * kw)
+    crowded = bits_OGMK.astype(int).sum(axis=2, keepdims=True) > n
+    return (crowded & (bits_OGMK > 0)).any(axis=3).reshape(outputs, inputs)
+
+
+def shapes_of(name: str, pattern: str, bits_OIKK: Any, among_OI: Any = None) -> LayerShapes:
+    """The shapes of one layer's kernels; or, of all, those that are chosen: `kernels` and the others then count these alone."""
     import numpy as np
 
     outputs, inputs, kh, kw = bits_OIKK.shape
-    bits_XK = bits_OIKK.reshape(outputs * inputs, kh * kw)
+    chosen = np.arange(outputs * inputs) if among_OI is None else np.flatnonzero(among_OI)
+    bits_XK = bits_OIKK.reshape(outputs * inputs, kh * kw)[chosen]
     if kh * kw < 63:  # a shape is a number then, and numbers sort much faster than rows
         _, first, counts = np.unique(bits_XK @ (1 << np.arange(kh * kw)), return_index=True, return_counts=True)
     else:
@@ -103,8 +116,8 @@ def _shapes_of(name: str, pattern: str, bits_OIKK: Any) -> LayerShapes:
         (
             tuple(tuple(bool(bit) for bit in row) for row in bits_XK[first[i]].reshape(kh, kw)),
             int(counts[i]),
-            (int(first[i]) % inputs, int(first[i]) // inputs),
+            (int(chosen[first[i]]) % inputs, int(chosen[first[i]]) // inputs),
         )
         for i in order[:SHOWN]
     )
-    return LayerShapes(name, pattern, (kh, kw), outputs * inputs, len(first), int((~bits_XK.any(axis=1)).sum()), top)
+    return LayerShapes(name, pattern, (kh, kw), len(chosen), len(first), int((~bits_XK.any(axis=1)).sum()), top)

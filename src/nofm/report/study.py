@@ -1,4 +1,5 @@
-"""A study's runs -> runs.csv and curves.csv, and from them the table, the figure and the fate of the claims. Files in, files out, no torch.
+"""A study's runs -> runs.csv and curves.csv (and shapes.csv, of one about kernel shapes), and from them the table, the figure and the
+fate of the claims. Files in, files out, no torch.
 
 Runs are folders with run.json and events.jsonl, or lines of these files from before, of this study or one beside it: a run whose folder is
 not at hand is taken from there. No label ever has two configurations: each line carries a digest of its own, and one that is not the
@@ -257,7 +258,7 @@ def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_study(folder: Path, runs: Path) -> list[Path]:
-    """Write all tables of a study, runs.csv and curves.csv, and pictures where matplotlib is installed; returns what was written.
+    """Write all tables of a study, runs.csv and its likes, and pictures where matplotlib is installed; returns what was written.
 
     `folder` has a study.json. The runs are those of run folders under `runs` and what `folder` and its neighbours know of others.
     """
@@ -276,9 +277,9 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
     if not any(rows.values()):
         raise Unfinished(folder, f"no run of this study is finished yet; nofm study {facts['name']} --out DIR goes on with them")
     curves = _curves(rows, found, known_curves(folder.parent), measure)
-    files = {"runs.csv": runs_csv(rows), "curves.csv": curves_csv(curves), **texts(facts, rows)}
+    files = {"runs.csv": runs_csv(rows), "curves.csv": curves_csv(curves), **_shapes(folder, facts, rows, found), **texts(facts, rows)}
     for name, text in files.items():
-        write_whole(folder / name, text.encode())  # the first two may be all that is left of some runs
+        write_whole(folder / name, text.encode())  # the first ones may be all that is left of some runs
     if curves and importlib.util.find_spec("matplotlib") is not None:
         from .study_pictures import draw_pictures
 
@@ -308,3 +309,17 @@ def _curves(rows: Rows, found: Mapping[str, Sequence[Run]], known: KnownCurves, 
             elif key in known:
                 curves[key] = known[key]
     return curves
+
+
+def _shapes(folder: Path, facts: Facts, rows: Rows, found: Mapping[str, Sequence[Run]]) -> dict[str, str]:
+    """shapes.csv, of a study about kernel shapes: of runs whose last masks are at hand, or what it knew before."""
+    from .study_shapes import known_shapes, layers_of, shapes_csv
+
+    if not facts.get("shapes_beyond"):
+        return {}
+    known = known_shapes(folder / "shapes.csv")
+    for label, runs in found.items():
+        by_seed = {one.seed: (one.config, one.seed) for one in rows[label]}
+        known |= {by_seed[run.seed]: layers for run in runs if (layers := layers_of(run, facts["shapes_beyond"]))}
+    order = [(one.config, one.seed) for runs in rows.values() for one in runs]
+    return {"shapes.csv": shapes_csv({key: known[key] for key in order if key in known})}

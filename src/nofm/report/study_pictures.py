@@ -13,12 +13,13 @@ __all__ = ["draw_again", "draw_pictures"]
 
 
 def draw_pictures(folder: Path, facts: Facts, rows: Rows, curves: KnownCurves) -> list[str]:
-    """Write figure.png, where methods come at several sparsities kept.png, where rows are lambdas lambda.png, and of claims about the
-    first steps layers.png; returns which."""
+    """Write figure.png, where methods come at several sparsities kept.png, where rows are lambdas lambda.png, of claims about the first
+    steps layers.png, and of a study about kernel shapes shapes.png; returns which."""
     from .study_figure import draw
     from .study_kept import draw_kept
     from .study_lambda import draw_lambda
     from .study_layers import draw_layers
+    from .study_shapes import draw_shapes
 
     shown = {label: ([curves[key] for run in own if (key := (run.config, run.seed)) in curves], own) for label, own in rows.items() if own}
     title = ": ".join([facts["title"], *([facts["on"]] if facts.get("on") else [])])  # earlier versions did not write it down
@@ -30,6 +31,7 @@ def draw_pictures(folder: Path, facts: Facts, rows: Rows, curves: KnownCurves) -
         "kept.png": draw_kept(title, measure, rows, folder / "kept.png", methods),
         "lambda.png": draw_lambda(title, measure, rows, folder / "lambda.png", patterns),
         "layers.png": draw_layers(title, facts, {label: own for label, (own, _) in shown.items()}, folder / "layers.png", methods),
+        "shapes.png": draw_shapes(title, facts, rows, folder, methods),
     }
     return [name for name, is_there in drawn.items() if is_there]
 

@@ -4,6 +4,7 @@ cnn               three convolutions for digits and clothes
 cifar/resnet20    He et al. 2016, section 4.2: three stages of widths 16, 32, 64, option A shortcuts (no weights)
 cifar/resnet32
 cifar/resnet18    torchvision's ResNet-18 with a 3x3 stem of stride 1 and no pooling after it, for 32x32 images
+cifar/regnetx_002 timm's RegNetX, and 004 to 032, with stem and first stage of stride 1: they halve a 32x32 image three times, not five
 resnet50x1.25     timm's ResNet-50 with stages of 80 to 640 channels instead of 64 to 512, the wide one of the paper's Table 1
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import difflib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch.nn import functional as F
 from ..errors import NofmError
 from .narrow import NarrowConv2d, one_by_one, side_by_side
 
-__all__ = ["MODELS", "build_model"]
+__all__ = ["MODELS", "REGNETS", "build_model"]
 
 Norm = Callable[[int], nn.Module]
 
@@ -33,8 +35,7 @@ def build_model(name: str, classes: int, channels: int, *, pretrained: bool = Fa
         given = {key: value for key, value in options.items() if value is not None}
         return MODELS[name](classes, channels, **given)
     home, _, model = name.partition("/")
-    if find_spec(home) is None:
-        raise NofmError(f"{name} needs the package {home}, which is not installed: pip install 'nofm[vision]' (in a clone '.[vision]')")
+    _check_installed(home, name)
     if home == "torchvision":
         from torchvision import models
 
@@ -49,6 +50,11 @@ def build_model(name: str, classes: int, channels: int, *, pretrained: bool = Fa
         raise NofmError(_unknown("timm", model, timm.list_models()))
     made: nn.Module = timm.create_model(model, pretrained=pretrained, num_classes=classes, in_chans=channels)
     return made
+
+
+def _check_installed(package: str, name: str) -> None:
+    if find_spec(package) is None:
+        raise NofmError(f"{name} needs the package {package}, which is not installed: pip install 'nofm[vision]' (in a clone '.[vision]')")
 
 
 def _unknown(home: str, model: str, known: list[str]) -> str:
@@ -133,7 +139,22 @@ def _cifar_resnet18(classes: int, channels: int, width: int = 64, dropout: float
     return model
 
 
+REGNETS = ("002", "004", "006", "008", "016", "032")  # of the paper
+
+
+def _cifar_regnet(size: str, classes: int, channels: int) -> nn.Module:
+    _check_installed("timm", f"cifar/regnetx_{size}")
+    import timm
+
+    model: Any = timm.create_model(f"regnetx_{size}", num_classes=classes, in_chans=channels)
+    for halving in (model.stem.conv, model.s1.b1.conv2.conv, model.s1.b1.downsample.conv):
+        halving.stride = (1, 1)
+    network: nn.Module = model
+    return network
+
+
 def _wide_resnet50(classes: int, channels: int) -> nn.Module:
+    _check_installed("timm", "resnet50x1.25")
     import timm
 
     model: nn.Module = timm.create_model("resnet50", channels=(80, 160, 320, 640), num_classes=classes, in_chans=channels)
@@ -145,5 +166,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifar/resnet20": lambda classes, channels, **options: CifarResNet(3, classes, channels, **options),
     "cifar/resnet32": lambda classes, channels, **options: CifarResNet(5, classes, channels, **options),
     "cifar/resnet18": _cifar_resnet18,
+    **{f"cifar/regnetx_{size}": partial(_cifar_regnet, size) for size in REGNETS},
     "resnet50x1.25": _wide_resnet50,
 }

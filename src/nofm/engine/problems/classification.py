@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["MODEL_PREFIXES", "OWN_MODELS", "SMALL_MODELS", "Classification"]
 
 RESNETS_OF_CIFAR = ("cifar/resnet20", "cifar/resnet32")
-SMALL_MODELS = ("cnn", *RESNETS_OF_CIFAR, "cifar/resnet18")
+REGNETS_OF_CIFAR = tuple(f"cifar/regnetx_{size}" for size in ("002", "004", "006", "008", "016", "032"))
+_ADJUSTABLE = ("cnn", *RESNETS_OF_CIFAR, "cifar/resnet18")  # in width, dropout and norm
+SMALL_MODELS = (*_ADJUSTABLE, *REGNETS_OF_CIFAR)
 OWN_MODELS = (*SMALL_MODELS, "resnet50x1.25")
 MODEL_PREFIXES = ("torchvision/", "timm/")
 _CLASSES = 10  # of the small data sets, all of them
@@ -68,10 +70,10 @@ class Classification(Problem):
             yield "model.norm", "must be batch or group for classification"
         if m.norm == "group" and m.width is not None and m.width % 4:
             yield "model.width", "must be divisible by 4 with model.norm group, which has groups of channels"
-        if m.name not in SMALL_MODELS:
+        if m.name not in _ADJUSTABLE:
             for name in ("width", "dropout", "norm"):
                 if getattr(m, name) is not None:
-                    yield f"model.{name}", f"has no effect on {m.name}; it belongs to {', '.join(SMALL_MODELS)}"
+                    yield f"model.{name}", f"has no effect on {m.name}; it belongs to {', '.join(_ADJUSTABLE)}"
         yield from number("model.batch_parts", m.batch_parts, 1)
         if m.batch_parts is not None and m.name not in RESNETS_OF_CIFAR:
             yield "model.batch_parts", f"has no effect on {m.name}; it belongs to {', '.join(RESNETS_OF_CIFAR)}"

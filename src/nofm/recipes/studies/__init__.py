@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ...engine.config import ConfigError, RunConfig
 from ...engine.resolve import near
 from ..study import Study
-from . import appendix, beyond, fig3, fig4, regnet, table1, table2, table3, tasks
+from . import appendix, beyond, fig3, fig4, kernels, regnet, table1, table2, table3, tasks
 
 __all__ = ["STUDIES", "check_names", "find_studies"]
 
@@ -17,6 +17,7 @@ STUDIES: dict[str, Callable[[RunConfig], Study]] = {
     "fig3": fig3.study,
     "fig4": fig4.study,
     "appendix": appendix.study,
+    "kernels": kernels.study,
     "table3": table3.study,
     "beyond": beyond.study,
     "regnet": regnet.study,

@@ -1,4 +1,7 @@
-"""The RegNet table of the appendix: does 2:4 pay on networks that are compact already?"""
+"""The RegNet table of the appendix: does 2:4 pay on networks that are compact already?
+
+RegNets halve an image five times; for small images there are those of `tasks.models`, which halve it three times.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,15 @@ _MODELS = {
 def study(base: RunConfig) -> Study:
     """RegNetX 002 to 032, dense and at 2:4 by SR-STE and (the smallest) STE."""
     only_for("classification", base)
-    if base.data.name != "folder":
+    if base.data.name == "digits":
         raise ConfigError(
-            f"data.name = {base.data.name}: RegNets halve an image five times; use a folder of images: --on imagenet/resnet50"
+            "data.name = digits: RegNets halve an image three times at least, and 8 pixels are too few; use --on cifar10/resnet18, or a "
+            "folder of images: --on imagenet/resnet50"
         )
+    home = "timm" if base.data.name == "folder" else "cifar"
     rows, claims = [], []
     for size, (sparse, plain) in _MODELS.items():
-        model = dataclasses.replace(base.model, name=f"timm/regnetx_{size}")
+        model = dataclasses.replace(base.model, name=f"{home}/regnetx_{size}")
         own = dataclasses.replace(base, model=model)
         rows += [Row(f"RegNetX{size} dense", dense(own), plain), Row(f"RegNetX{size} SR-STE 2:4", nm(own, "2:4"), sparse)]
         if size == "002":

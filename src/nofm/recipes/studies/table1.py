@@ -1,4 +1,4 @@
-"""Table 1: ResNet with different N:M patterns, trained by SR-STE."""
+"""Table 1: ResNet with different N:M patterns, trained by SR-STE. Its figure has the curves of the appendix's, accuracy by epoch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from ...engine.config import RunConfig
 from ..study import RESNET18, RESNET50, WIDER_RESNET50, Claim, Row, Study, dense, in_paper, nm, only_for
 
-__all__ = ["study"]
+__all__ = ["in_table", "study"]
 
 _PATTERNS = ("2:4", "4:8", "1:4", "2:8", "1:16")
 # ImageNet top-1 in the paper; of ResNet-50 1:16 is from its Table 3 and STE from its Table 2, of ResNet-18 both.
@@ -26,10 +26,15 @@ _PAPER = {
 }
 
 
+def in_table(base: RunConfig) -> tuple[str, dict[str, str]]:
+    """Of which network to show the paper's numbers, and these by the label of a row."""
+    return in_paper(base, _PAPER)
+
+
 def study(base: RunConfig) -> Study:
     """SR-STE and STE at 2:4, 4:8, 1:4, 2:8 and 1:16 beside dense."""
     only_for("classification", base)
-    network, paper = in_paper(base, _PAPER)
+    network, paper = in_table(base)
     configs = {"dense": dense(base)}
     for pattern in _PATTERNS:
         configs |= {f"SR-STE {pattern}": nm(base, pattern), f"STE {pattern}": nm(base, pattern, "ste")}
