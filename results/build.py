@@ -85,18 +85,29 @@ class Fate(NamedTuple):
 def _fates(root: Path, file: Path) -> dict[str, list[Fate]]:
     """By the claims of the paper, in its words.
 
-    The file has a `[[claim]]` for each: `paper`, its words, and `measured`, a list of [on what, of what, BASE/STUDY, the study's claim].
+    The file has a `[[claim]]` for each: `paper`, its words, and `measured`, a list of [on what, of what, BASE/STUDY, the study's claim]; of
+    one about two things that go together the study has two claims.
     """
     claims = tomllib.loads(file.read_text())["claim"]
-    studies = {study: _study(root, study) for claim in claims for _, _, study, _ in claim["measured"]}
+    studies = {study: _study(root, study) for claim in claims for _, _, study, *_ in claim["measured"]}
     judged = {study: judgements(*found) for study, found in studies.items()}
     found: dict[str, list[Fate]] = {}
     for claim in claims:
-        for on, of, study, text in claim["measured"]:
-            if text not in {each["text"] for each in studies[study][0]["claims"]}:
-                raise ReportError(file, f"results/{study} has no claim {text!r}")
-            found.setdefault(claim["paper"], []).append(Fate(on, of, *judged[study].get(text, ("", "", NOT_YET))))
+        for on, of, study, *said in claim["measured"]:
+            if unknown := [text for text in said if text not in {each["text"] for each in studies[study][0]["claims"]}]:
+                raise ReportError(file, f"results/{study} has no claim {unknown[0]!r}")
+            fates = [judged[study].get(text, ("", "", NOT_YET)) for text in said]
+            differences, intervals, verdicts = zip(*fates, strict=True)
+            found.setdefault(claim["paper"], []).append(Fate(on, of, ", ".join(differences), ", ".join(intervals), _together(verdicts)))
     return found
+
+
+def _together(verdicts: Sequence[str]) -> str:
+    """One verdict is as it is. Two of the same rows: what is told of both goes the same way, the claim's or the other, or it does not."""
+    if len(verdicts) == 1:
+        return verdicts[0]
+    told = {"holds", "fails"}.issuperset(verdicts)
+    return NOT_YET if NOT_YET in verdicts else "open" if not told else "holds" if len(set(verdicts)) == 1 else "fails"
 
 
 def _overview(root: Path, file: Path) -> str:

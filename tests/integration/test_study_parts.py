@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -82,13 +81,16 @@ def test_lines_of_runs_that_are_elsewhere_stay_and_count(tmp_path, made):
     assert {label: row["n"] for label, row in table(tmp_path / "results" / "fig4").items()} == {"dense": "2", "lambda 0": "2"}
 
 
-def test_lines_of_another_configuration_are_refused(tmp_path, capsys):
+@pytest.mark.parametrize("how", [[], ["--table"]], ids=["trained", "table"])
+def test_lines_of_another_configuration_are_refused(how, tmp_path, made, capsys):
+    """Before anything is trained for them, and with nothing written."""
     assert study("fig3", tmp_path / "first", "--into", str(tmp_path / "results")) == 0
-    assert study("fig3", tmp_path / "second", "--into", str(tmp_path / "results"), "--optim.lr", "0.05") == 2
-    message = capsys.readouterr().err
-    assert "runs.csv, line 2: 'dense' was made by configuration" in message
-    with (tmp_path / "results" / "fig3" / "runs.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 2
+    before = {path: path.read_bytes() for path in (tmp_path / "results").glob("*/*")}
+    made.clear()
+    assert study("fig3", tmp_path / "second", "--into", str(tmp_path / "results"), "--optim.lr", "0.05", *how) == 2
+    assert "runs.csv, line 2: 'dense' was made by configuration" in capsys.readouterr().err
+    assert not made
+    assert {path: path.read_bytes() for path in (tmp_path / "results").glob("*/*")} == before
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[1]"], ids=["empty", "no configuration", "a list"])

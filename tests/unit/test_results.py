@@ -118,6 +118,33 @@ def test_the_overview_says_what_the_runs_say(build, copy):
     ]
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (["holds"], "holds"),
+        (["fails"], "fails"),
+        (["open, but worse"], "open, but worse"),
+        (["holds", "holds"], "holds"),
+        (["fails", "fails"], "holds"),  # less of one and less of the other
+        (["holds", "fails"], "fails"),
+        (["fails", "holds"], "fails"),
+        (["open", "holds"], "open"),
+        (["fails", "open"], "open"),
+        (["open", "open"], "open"),
+        (["not measured yet", "holds"], "not measured yet"),
+    ],
+)
+def test_two_things_go_together_where_both_are_settled_and_go_the_same_way(verdicts, expected, build):
+    assert build._together(verdicts) == expected
+
+
+def test_a_claim_about_two_things_has_both_differences(build, copy):
+    overview = (copy / "results/claims.md").read_text()
+    assert "|  | ResNet-20, Eq. 6 | -1.11 points, +0.21 SAD | -1.51 to -0.71, +0.19 to +0.24 | holds |" in overview
+    edited(copy / "results/claims.toml", '"STE is above Eq. 6", "STE has a lower SAD than Eq. 6"]', '"STE is above Eq. 6"]')
+    assert "|  | ResNet-20, Eq. 6 | -1.11 points | -1.51 to -0.71 | fails |" in build.built(copy)[copy / "results/claims.md"]
+
+
 def test_rows_that_a_study_has_no_runs_of_are_named(build, copy):
     edited(copy / "README.md", '"row=SR-STE 2:8" -->', '"row=SR-STE 9:8" -->')
     with pytest.raises(ReportError, match="across: results/multi30k-small/translation has no runs of SR-STE 9:8"):

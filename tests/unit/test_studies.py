@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 import nofm
-from nofm.cli.campaign import note, planned
+from nofm.cli.campaign import facts_of, note, planned
 from nofm.engine.config import ConfigError, EngineConfig, MethodConfig, RunConfig
 from nofm.engine.resolve import differences, digest, to_dict
 from nofm.engine.validate import check
@@ -108,7 +108,7 @@ def test_the_papers_numbers_are_of_the_network_that_is_trained_or_of_the_one_tha
     config = find(name)
     made = STUDIES[study](config)
     assert {row.label: row.paper for row in made.rows if row.paper} == numbers
-    note(tmp_path, study, made, config, name)
+    note(tmp_path, facts_of(study, made, config, name))
     facts = json.loads((tmp_path / "study.json").read_text())
     runs = {row["label"]: [line(row["label"], row["config"], 0, 0.5)] for row in facts["rows"]}
     assert table_markdown(facts, runs).splitlines()[0].endswith(f"| in the paper ({network}) |")
@@ -511,7 +511,7 @@ def test_what_is_written_down_of_a_study_says_what_it_is_on(study, recipe, chang
     config = dataclasses.replace(
         config, **{group: dataclasses.replace(getattr(config, group), name=name) for group, name in changes.items()}
     )
-    note(tmp_path, study, STUDIES[study](config), config, recipe)
+    note(tmp_path, facts_of(study, STUDIES[study](config), config, recipe))
     assert json.loads((tmp_path / "study.json").read_text())["on"] == said
 
 
@@ -534,13 +534,13 @@ def test_what_is_written_down_of_a_study_says_its_learning_rate(rates, kinds, sa
         )
         for number, row in enumerate(made.rows)
     ]
-    note(tmp_path, "table1", dataclasses.replace(made, rows=tuple(rows)), config, "digits")
+    note(tmp_path, facts_of("table1", dataclasses.replace(made, rows=tuple(rows)), config, "digits"))
     assert json.loads((tmp_path / "study.json").read_text())["rate"] == said
 
 
 def test_what_is_written_down_of_a_study_names_the_masks_of_dense_rows(tmp_path):
     config = find("digits")  # whose pattern is 1:16
-    note(tmp_path, "table1", STUDIES["table1"](config), config, "digits")
+    note(tmp_path, facts_of("table1", STUDIES["table1"](config), config, "digits"))
     facts = json.loads((tmp_path / "study.json").read_text())
     assert {row["label"]: row["watched"] for row in facts["rows"] if "watched" in row} == {"dense": "1:16"}
     assert [row["pattern"] for row in facts["rows"][1:]] == [p for p in ("2:4", "4:8", "1:4", "2:8", "1:16") for _ in range(2)]

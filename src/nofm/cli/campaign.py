@@ -21,12 +21,12 @@ from ..engine.resolve import digest, telling_differences, to_dict
 from ..recipes import find
 from ..recipes.study import Row, Study, run_name
 from ..report.files import write_whole
-from ..report.study import finished
+from ..report.study import finished, read_rows
 
 if TYPE_CHECKING:
     from ..engine.signals import StopRequest
 
-__all__ = ["check_runs", "limited", "note", "planned", "train_rows"]
+__all__ = ["check_runs", "check_tables", "facts_of", "limited", "note", "planned", "train_rows"]
 
 
 def planned(studies: Mapping[str, Study], base: RunConfig, rows: str = "*", without: str = "") -> dict[str, Row]:
@@ -145,8 +145,8 @@ def train_rows(
     return f"{len(errors)} of {len(jobs)} runs failed; the first is {errors[0][0]}: {errors[0][1]}" if errors else None
 
 
-def note(folder: Path, name: str, study: Study, base: RunConfig, on: str) -> None:
-    """Write down what the rows are, for whoever reads the folder later; `on` is the recipe that `base` comes from."""
+def facts_of(name: str, study: Study, base: RunConfig, on: str) -> dict[str, Any]:
+    """What the rows are, as study.json has it for whoever reads the folder later; `on` is the recipe that `base` comes from."""
     rows = [
         {
             "label": row.label,
@@ -160,7 +160,7 @@ def note(folder: Path, name: str, study: Study, base: RunConfig, on: str) -> Non
     ]
     claims = [dataclasses.asdict(claim) for claim in study.claims]
     facts = {"format": 2, "name": name, "title": study.title, "task": base.task.kind, "sad_every": base.engine.log_every}
-    facts |= {
+    return facts | {
         "on": _trained_on(study, base, on),
         "rate": _rate(study),
         "paper_of": study.paper_of,
@@ -169,6 +169,17 @@ def note(folder: Path, name: str, study: Study, base: RunConfig, on: str) -> Non
         "notes": list(study.notes),
         **({"shapes_beyond": study.shapes_beyond} if study.shapes_beyond else {}),
     }
+
+
+def check_tables(into: Path, studies: Mapping[str, dict[str, Any]]) -> None:
+    """Raise where a study's folder in `into` has lines of runs that are not of its rows as they are now: before they are trained."""
+    for name, facts in studies.items():
+        if (into / name / "runs.csv").is_file():
+            read_rows(into / name / "runs.csv", facts)
+
+
+def note(folder: Path, facts: dict[str, Any]) -> None:
+    """Write down what a study is."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "study.json", json.dumps(facts, indent=1).encode() + b"\n")
 

@@ -15,12 +15,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import ConfigError, RunConfig
+from ..engine.config import ConfigError
 from ..engine.resolve import near_path
 from ..recipes import RECIPES, find
 from ..recipes.studies import STUDIES, check_names, find_studies
-from ..recipes.study import Study
-from .campaign import check_runs, limited, note, planned, train_rows
+from .campaign import check_runs, check_tables, facts_of, limited, note, planned, train_rows
 from .earlier import completed
 from .pages import fitted
 from .words import taken
@@ -106,7 +105,9 @@ def command(args: list[str]) -> int:
         out, base = Path(base.out), dataclasses.replace(base, out=None)
         studies = find_studies(names, base)
         rows = planned(studies, base, wishes.rows, wishes.without)
+        facts = {name: facts_of(name, study, base, wishes.on) for name, study in studies.items()}
         check_runs(out, studies, base)
+        check_tables(wishes.into or out, facts)
         trouble = None
         if not wishes.only_table:
             seeds = range(base.seed, base.seed + options.seeds)
@@ -124,7 +125,7 @@ def command(args: list[str]) -> int:
                     stopped.go_on = "the same command"
                     raise
                 print(f"the time is up, {wishes.minutes:g} minutes; give the same command again to go on", flush=True)
-    _write(out, wishes.into or out, studies, base, wishes.on, may_be_empty=over.is_set())
+    _write(out, wishes.into or out, facts, may_be_empty=over.is_set())
     if trouble is not None:
         raise ConfigError(trouble)
     return 0
@@ -144,14 +145,14 @@ def _check_runs_are_there(names: list[str], options: list[str]) -> None:
     )
 
 
-def _write(out: Path, into: Path, studies: dict[str, Study], base: RunConfig, on: str, *, may_be_empty: bool) -> None:
+def _write(out: Path, into: Path, studies: dict[str, dict[str, Any]], *, may_be_empty: bool) -> None:
     """The tables of all studies that have finished runs."""
     from ..report.errors import ReportError
     from ..report.study import Unfinished, write_study
 
     unfinished: list[ReportError] = []
-    for name, study in studies.items():
-        note(into / name, name, study, base, on)
+    for name, facts in studies.items():
+        note(into / name, facts)
         try:
             for file in write_study(into / name, out / "runs"):
                 print(file)

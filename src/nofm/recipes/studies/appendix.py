@@ -38,5 +38,8 @@ def study(base: RunConfig) -> Study:
         Claim("Eq. 4 is above STE", "Eq. 4: weight", "STE"),
         Claim("Eq. 5 is above STE", "Eq. 5: sign", "STE"),
         Claim("STE is above Eq. 6", "STE", "Eq. 6: gradient"),
+        Claim("Eq. 4 has a lower SAD than STE", "Eq. 4: weight", "STE", metric="sad"),
+        Claim("Eq. 5 has a lower SAD than STE", "Eq. 5: sign", "STE", metric="sad"),
+        Claim("STE has a lower SAD than Eq. 6", "STE", "Eq. 6: gradient", metric="sad"),
     )
     return Study(f"Forms of the refined term at {pattern} (appendix)", rows, claims, paper_of=f"{network}, 2:4")

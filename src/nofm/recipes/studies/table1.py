@@ -47,6 +47,10 @@ def study(base: RunConfig) -> Study:
     fitter = [
         Claim(f"SR-STE fits its training data better than STE at {p}", f"SR-STE {p}", f"STE {p}", metric="train_loss") for p in _PATTERNS
     ]
+    fitter += [
+        Claim(f"{larger} fits its training data better than {smaller}", f"SR-STE {larger}", f"SR-STE {smaller}", metric="train_loss")
+        for larger, smaller in (("4:8", "2:4"), ("2:8", "1:4"))
+    ]
     return Study(
         "Patterns (Table 1)",
         tuple(rows),
