@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from test_kernel_shapes import write_masks
 from test_pictures_fit import assert_readable
 from test_report_numbers import EVENTS, write_run
@@ -17,6 +17,7 @@ from test_studies import FACTS
 
 import nofm
 from nofm.analysis import shapes
+from nofm.masks import Grouping
 from nofm.report import ReportError, kernels, study_shapes
 from nofm.report.study import write_study
 from nofm.report.study_pictures import draw_again
@@ -52,10 +53,14 @@ def test_the_report_finds_what_a_finer_pattern_could_not_have_as_the_analysis_do
     torch.manual_seed(0)
     mask = torch.rand(8, 16, 3, 3) < 0.2
     mask[0], mask[1, 3] = False, True
-    found = kernels.beyond(mask.numpy(), *map(int, finer.split(":")))
-    assert torch.from_numpy(found).equal(shapes.beyond(mask, finer))
-    assert found.any()
-    assert not found.all()
+    found = torch.from_numpy(kernels.crowded(mask.numpy(), *map(int, finer.split(":"))))
+    beyond = shapes.beyond(mask, finer)
+    assert found.flatten(2).any(-1).equal(beyond)
+    assert beyond.any()
+    assert not beyond.all()
+    grouping = Grouping(nofm.Pattern(finer), axis=1)
+    too_many = grouping.split(mask).sum(-1, keepdim=True) > grouping.pattern.n
+    assert found.equal(mask & grouping.join(too_many.expand(*too_many.shape[:-1], grouping.pattern.m), mask.shape))
 
 
 def test_what_is_counted_of_a_run(folder, masks):
@@ -69,16 +74,18 @@ def test_what_is_counted_of_a_run(folder, masks):
         every = shapes.shapes_of(mask)
         assert (layer.pattern, layer.kernels, layer.shapes) == ("2:8", mask.shape[0] * mask.shape[1], every.distinct)
         assert (layer.empty, layer.beyond) == (every.by_size[0], int(crowded.sum()))
-        brute = Counter("/".join("".join(".#"[bit] for bit in row) for row in mask[o, i].tolist()) for o, i in crowded.nonzero().tolist())
-        assert len(layer.top) == 6
-        assert [count for _, count, _, _ in layer.top] == sorted(brute.values(), reverse=True)[:6], "most frequent first"
-        for rows, count, i, o in layer.top:
-            assert brute[rows] == count
-            assert crowded[o, i], "the one that stands for them is one that the finer pattern could not have"
-            assert "/".join("".join(".#"[bit] for bit in row) for row in mask[o, i].tolist()) == rows
+        sizes = [int(mask[o, i].sum()) for _, i, o in layer.fullest]
+        assert sizes == sorted((int(size) for size in mask.sum((2, 3))[crowded]), reverse=True)[:6], "the fullest first"
+        for rows, i, o in layer.fullest:
+            cells = [
+                [".+#"[1 + (mask[o, i // 4 * 4 : i // 4 * 4 + 4, y, x].sum() > 1)] if mask[o, i, y, x] else "." for x in range(3)]
+                for y in range(3)
+            ]
+            assert rows == "/".join(map("".join, cells))
     for layer in found["2", 0]:
         assert layer.beyond == 0
-        assert layer.top, "of all kernels, where there are none to choose"
+        assert "+" in layer.fullest[0][0], "of all kernels, where there are none to choose"
+        assert "#" not in layer.fullest[0][0]
 
 
 def test_they_are_known_when_the_runs_are_gone(folder, masks):
@@ -127,21 +134,23 @@ def test_the_picture_shows_kernels_and_counts_by_layer(folder):
     figure = study_shapes.figure_of("X", "1:4", rows, dict.fromkeys(rows, "srste"))
     *drawn, different, share = figure.axes
     picked = max(found["1", 0], key=lambda layer: layer.beyond)
-    assert f"the most frequent kernels of SR-STE 2:8, {picked.layer}, those that 1:4 could not have" in figure.get_suptitle()
-    for axes, (kept, count, i, o) in zip(drawn, picked.top, strict=True):
-        dark = {(int(p.get_x()), int(p.get_y())) for p in axes.patches if p.get_facecolor()[2] > 0.7 > p.get_facecolor()[0]}
-        assert dark == {(x, y) for y, row in enumerate(kept.split("/")) for x, cell in enumerate(row) if cell == "#"}
-        assert axes.get_title() == f"({i}, {o})\n{count} such"
+    assert f"the fullest kernels of SR-STE 2:8, {picked.layer} (input, output channel)" in figure.get_suptitle()
+    assert "red: more than 1:4 keeps of 4 neighbours" in figure.get_suptitle()
+    colours = {to_hex(colour): cell for cell, colour in study_shapes._COLOURS.items()}
+    for axes, (kept, i, o) in zip(drawn, picked.fullest, strict=True):
+        cells = {(int(p.get_x()), int(p.get_y())): colours[to_hex(p.get_facecolor())] for p in axes.patches}
+        assert "/".join("".join(cells[x, y] for x in range(3)) for y in range(3)) == kept
+        assert axes.get_title() == f"({i}, {o})"
     assert [bar.get_height() for bar in different.patches] == [layer.shapes for row in rows.values() for layer in row]
     expected = [0, 0, *(100 * layer.beyond / layer.kernels for layer in found["1", 0])]
     assert [bar.get_height() for bar in share.patches] == pytest.approx(expected)
     assert_readable(figure)
     alone = study_shapes.figure_of("X", "1:4", {"SR-STE 1:4": found["2", 0]}, {"SR-STE 1:4": "srste"})
-    assert "could not have" not in alone.get_suptitle(), "1:4 itself has no such kernel"
+    assert "red" not in alone.get_suptitle(), "1:4 itself has no such kernel"
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("seed", "x"), ("kernels", "many"), ("top", "#./.#:2"), ("top", "#./.#:2:a:b"), ("config", None)]
+    ("column", "value"), [("seed", "x"), ("kernels", "many"), ("fullest", "#./.#:2"), ("fullest", "#./.#:a:b"), ("config", None)]
 )
 def test_a_line_that_is_none_is_named(folder, column, value):
     write_study(folder, folder.parent.parent / "runs")

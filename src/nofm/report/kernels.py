@@ -16,7 +16,7 @@ from typing import Any
 from .errors import ReportError
 from .read import Run
 
-__all__ = ["SHOWN", "LayerShapes", "beyond", "last_masks", "read_masks", "read_shapes", "shapes_of"]
+__all__ = ["SHOWN", "LayerShapes", "crowded", "last_masks", "read_masks", "read_shapes", "shapes_of"]
 
 SHOWN = 6  # shapes drawn of a layer, as in the paper's figure
 
@@ -92,21 +92,19 @@ def _unpack(path: Path, name: str, packed: Any, shape: list[int]) -> Any:
     return np.unpackbits(packed, count=size, bitorder="little").reshape(shape)
 
 
-def beyond(bits_OIKK: Any, n: int, m: int) -> Any:
-    """`nofm.analysis.shapes.beyond`: which kernels, as (output, input), keep a weight in a group of `m` that keeps more than `n`."""
+def crowded(bits_OIKK: Any, n: int, m: int) -> Any:
+    """Which weights are kept in a group of `m` that keeps more than `n`: a kernel that has one is one of `nofm.analysis.shapes.beyond`."""
     outputs, inputs, kh, kw = bits_OIKK.shape
-    bits_OGMK = bits_OIKK.reshape(outputs, inputs // m, m, kh * kw)
-    crowded = bits_OGMK.astype(int).sum(axis=2, keepdims=True) > n
-    return (crowded & (bits_OGMK > 0)).any(axis=3).reshape(outputs, inputs)
+    kept_OGMK = bits_OIKK.reshape(outputs, inputs // m, m, kh * kw) > 0
+    return (kept_OGMK & (kept_OGMK.sum(axis=2, keepdims=True) > n)).reshape(bits_OIKK.shape)
 
 
-def shapes_of(name: str, pattern: str, bits_OIKK: Any, among_OI: Any = None) -> LayerShapes:
-    """The shapes of one layer's kernels; or, of all, those that are chosen: `kernels` and the others then count these alone."""
+def shapes_of(name: str, pattern: str, bits_OIKK: Any) -> LayerShapes:
+    """The shapes of one layer's kernels."""
     import numpy as np
 
     outputs, inputs, kh, kw = bits_OIKK.shape
-    chosen = np.arange(outputs * inputs) if among_OI is None else np.flatnonzero(among_OI)
-    bits_XK = bits_OIKK.reshape(outputs * inputs, kh * kw)[chosen]
+    bits_XK = bits_OIKK.reshape(outputs * inputs, kh * kw)
     if kh * kw < 63:  # a shape is a number then, and numbers sort much faster than rows
         _, first, counts = np.unique(bits_XK @ (1 << np.arange(kh * kw)), return_index=True, return_counts=True)
     else:
@@ -116,8 +114,8 @@ def shapes_of(name: str, pattern: str, bits_OIKK: Any, among_OI: Any = None) -> 
         (
             tuple(tuple(bool(bit) for bit in row) for row in bits_XK[first[i]].reshape(kh, kw)),
             int(counts[i]),
-            (int(chosen[first[i]]) % inputs, int(chosen[first[i]]) // inputs),
+            (int(first[i]) % inputs, int(first[i]) // inputs),
         )
         for i in order[:SHOWN]
     )
-    return LayerShapes(name, pattern, (kh, kw), len(chosen), len(first), int((~bits_XK.any(axis=1)).sum()), top)
+    return LayerShapes(name, pattern, (kh, kw), outputs * inputs, len(first), int((~bits_XK.any(axis=1)).sum()), top)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import ReportError
-from .kernels import SHOWN, beyond, last_masks, read_masks, shapes_of
+from .kernels import SHOWN, crowded, last_masks, read_masks, shapes_of
 from .read import Run
 from .study import Facts, Rows, as_csv
 from .study_drawing import SMALL, TEXT, TITLE, WIDTH, plain_axes, write_png
@@ -25,7 +25,7 @@ __all__ = ["KnownShapes", "Layer", "draw_shapes", "known_shapes", "layers_of", "
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One convolution of a run: how many kernels it has, how many shapes they have, how many kernels are empty, how many have a shape
-    that the finer pattern could not give them beside their neighbours, and the most frequent shapes of these, or else of all."""
+    that the finer pattern could not give them beside their neighbours, and the fullest of these, or else of all."""
 
     layer: str
     pattern: str
@@ -33,27 +33,36 @@ class Layer:
     shapes: int
     empty: int
     beyond: int
-    top: tuple[tuple[str, int, int, int], ...]  # rows of kept positions, as in ".#./##./...", how many, input and output channel
+    fullest: tuple[tuple[str, int, int], ...]  # rows, as in "..#/+.#/...", where # is what the finer pattern had not kept; input, output
 
 
 KnownShapes: TypeAlias = dict[tuple[str, int], list[Layer]]  # by configuration and seed
-_FIELDS = ("config", "seed", "layer", "pattern", "kernels", "shapes", "empty", "beyond", "top")
+_FIELDS = ("config", "seed", "layer", "pattern", "kernels", "shapes", "empty", "beyond", "fullest")
 
 
 def layers_of(run: Run, finer: str) -> list[Layer]:
     """What the last masks of a run tell; nothing of a run that has none any more."""
+    import numpy as np
+
     path = last_masks(run)
     if path is None:
         return []
     n, m = map(int, finer.split(":"))
     found = []
     for name, pattern, bits_OIKK in read_masks(path):
-        crowded_OI = beyond(bits_OIKK, n, m) if bits_OIKK.shape[1] % m == 0 else bits_OIKK.any(axis=(2, 3)) & False
-        every = shapes_of(name, pattern, bits_OIKK)
-        shown = shapes_of(name, pattern, bits_OIKK, crowded_OI) if crowded_OI.any() else every
-        top = tuple(("/".join("".join(".#"[bit] for bit in row) for row in kept), count, i, o) for kept, count, (i, o) in shown.top)
-        found.append(Layer(name, pattern, every.kernels, every.distinct, every.empty, int(crowded_OI.sum()), top))
+        counts = shapes_of(name, pattern, bits_OIKK)
+        crowded_OIKK = crowded(bits_OIKK, n, m) if bits_OIKK.shape[1] % m == 0 else np.zeros(bits_OIKK.shape, bool)
+        beyond_OI = crowded_OIKK.any(axis=(2, 3))
+        size_OI = bits_OIKK.sum(axis=(2, 3), dtype=int)
+        places = np.argwhere(beyond_OI if beyond_OI.any() else size_OI >= 0)
+        places = places[np.argsort(-size_OI[tuple(places.T)], kind="stable")][:SHOWN]
+        fullest = tuple((_drawn(bits_OIKK[o, i], crowded_OIKK[o, i]), int(i), int(o)) for o, i in places)
+        found.append(Layer(name, pattern, counts.kernels, counts.distinct, counts.empty, int(beyond_OI.sum()), fullest))
     return found
+
+
+def _drawn(bits: Any, too_many: Any) -> str:
+    return "/".join("".join(".+#"[kept + more] for kept, more in zip(*rows, strict=True)) for rows in zip(bits, too_many, strict=True))
 
 
 def shapes_csv(known: KnownShapes) -> str:
@@ -61,8 +70,8 @@ def shapes_csv(known: KnownShapes) -> str:
     lines = []
     for (config, seed), layers in known.items():
         for layer in layers:
-            top = " ".join(":".join(map(str, shape)) for shape in layer.top)
-            values = (config, seed, layer.layer, layer.pattern, layer.kernels, layer.shapes, layer.empty, layer.beyond, top)
+            fullest = " ".join(":".join(map(str, kernel)) for kernel in layer.fullest)
+            values = (config, seed, layer.layer, layer.pattern, layer.kernels, layer.shapes, layer.empty, layer.beyond, fullest)
             lines.append(dict(zip(_FIELDS, values, strict=True)))
     return as_csv(lines)
 
@@ -75,9 +84,8 @@ def known_shapes(path: Path) -> KnownShapes:
     for number, line in enumerate(csv.DictReader(path.read_text().splitlines()), start=2):
         try:
             kernels, distinct, empty, over = (int(line[name]) for name in ("kernels", "shapes", "empty", "beyond"))
-            parts = [shape.split(":") for shape in line["top"].split()]
-            top = tuple((rows, int(count), int(i), int(o)) for rows, count, i, o in parts)
-            layer = Layer(line["layer"], line["pattern"], kernels, distinct, empty, over, top)
+            fullest = tuple((rows, int(i), int(o)) for rows, i, o in (kernel.split(":") for kernel in line["fullest"].split()))
+            layer = Layer(line["layer"], line["pattern"], kernels, distinct, empty, over, fullest)
             found.setdefault((line["config"], int(line["seed"])), []).append(layer)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ReportError(path, f"is not as `nofm study` writes it: {error}", number) from None
@@ -101,21 +109,21 @@ def draw_shapes(title: str, facts: Facts, rows: Rows, folder: Path, methods: Map
 
 
 def figure_of(title: str, finer: str, rows: Mapping[str, Sequence[Layer]], methods: Mapping[str, str]) -> Any:
-    """The picture as matplotlib has it: above, of the row with most kernels that `finer` could not have, some of these; below, by layer,
-    how many shapes there are and how many kernels are such."""
+    """The picture as matplotlib has it: above, of the row and the layer with most kernels that `finer` could not have, the fullest of
+    these; below, by layer, how many shapes there are and how many kernels are such."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figure: Any = Figure(figsize=(WIDTH, 5.6), layout="constrained")
     label = max(rows, key=lambda label: sum(layer.beyond for layer in rows[label]))
-    picked = max(rows[label], key=lambda layer: (len(layer.top), layer.beyond))
-    why = f", those that {finer} could not have beside their neighbours" if picked.beyond else ""
-    figure.suptitle(f"{title}\nabove: the most frequent kernels of {label}, {picked.layer}{why}", fontsize=TITLE)
+    picked = max(rows[label], key=lambda layer: layer.beyond)
+    why = f"\nred: more than {finer} keeps of {finer.partition(':')[2]} neighbours" if picked.beyond else ""
+    figure.suptitle(f"{title}\nabove: the fullest kernels of {label}, {picked.layer} (input, output channel){why}", fontsize=TITLE)
     above, below = figure.subfigures(2, 1, height_ratios=[1, 2.2])
-    for axes, shape in zip(above.subplots(1, SHOWN), (*picked.top, *[None] * SHOWN), strict=False):
+    for axes, kernel in zip(above.subplots(1, SHOWN), (*picked.fullest, *[None] * SHOWN), strict=False):
         axes.axis("off")
-        if shape is not None:
-            _draw_kernel(axes, *shape)
+        if kernel is not None:
+            _draw_kernel(axes, *kernel)
     looks = looks_of({label: methods.get(label, label) for label in rows})
     counted = (("different shapes", _distinct), (f"kernels that {finer} could not have (%)", _share))
     width = 0.8 / len(rows)
@@ -140,13 +148,16 @@ def _share(layer: Layer) -> float:
     return 100 * layer.beyond / layer.kernels
 
 
-def _draw_kernel(axes: Any, rows: str, count: int, i: int, o: int) -> None:
-    """One shape, its kept positions dark, and under it how many kernels have it and where the first is: (input, output channel)."""
+_COLOURS = {".": "#e3e7ee", "+": "#1f5fd0", "#": "#c8372d"}
+
+
+def _draw_kernel(axes: Any, rows: str, i: int, o: int) -> None:
+    """One kernel, its kept positions dark."""
     from matplotlib.patches import Rectangle
 
     lines = rows.split("/")
     for y, line in enumerate(lines):
         for x, cell in enumerate(line):
-            axes.add_patch(Rectangle((x + 0.04, y + 0.04), 0.92, 0.92, color="#1f5fd0" if cell == "#" else "#e3e7ee", linewidth=0))
+            axes.add_patch(Rectangle((x + 0.04, y + 0.04), 0.92, 0.92, color=_COLOURS[cell], linewidth=0))
     axes.set(xlim=(0, len(lines[0])), ylim=(len(lines), 0), aspect="equal")
-    axes.set_title(f"({i}, {o})\n{count} such", fontsize=SMALL)
+    axes.set_title(f"({i}, {o})", fontsize=SMALL)
