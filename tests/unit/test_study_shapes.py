@@ -29,7 +29,10 @@ def masks() -> dict[str, torch.Tensor]:
     """Of two convolutions and what no kernel shape is of, by 2:8."""
     torch.manual_seed(0)
     sizes = {"z": (8, 16, 3, 3), "a": (16, 8, 3, 3), "pointwise": (8, 8, 1, 1), "linear": (8, 8)}
-    return {name: nofm.mask(torch.randn(size), "2:8") for name, size in sizes.items()}
+    masks = {name: nofm.mask(torch.randn(size), "2:8") for name, size in sizes.items()}
+    masks["z"][0, :8] = False
+    masks["z"][0, [0, 5]] = True  # two full kernels, which 1:4 could have as well: each is alone among its four
+    return masks
 
 
 @pytest.fixture
