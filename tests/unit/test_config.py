@@ -45,7 +45,7 @@ def test_the_imagenet_recipe_has_the_settings_of_the_paper():
 
 
 def test_recipes_are_found_by_glob_and_described():
-    assert listed("cifar10/*") == ["cifar10/resnet18", "cifar10/resnet20"]
+    assert listed("cifar10/*") == ["cifar10/resnet18", "cifar10/resnet20", "cifar10/resnet32"]
     assert all(describe(name) for name in RECIPES)
 
 

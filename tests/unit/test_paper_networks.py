@@ -91,8 +91,7 @@ def test_a_regnet_for_small_images_is_that_of_the_paper_but_for_two_halvings(siz
 @pytest.mark.parametrize("preset", ["paper", "default"])
 def test_resnet32_has_the_weights_of_he_et_al(preset):
     """0.46 M in their table. A convolution of 3 channels, ten of 16, nine of 32 and of 64 behind one that widens; short cuts have none."""
-    config = find("cifar10/resnet20")
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, name="cifar/resnet32"))
+    config = find("cifar10/resnet32")
     config = dataclasses.replace(config, sparsity=dataclasses.replace(config.sparsity, preset=preset))
     with torch.device("meta"):
         model = problem_of(config).draft(config)
@@ -102,3 +101,9 @@ def test_resnet32_has_the_weights_of_he_et_al(preset):
     norms, classifier = 2 * (11 * 16 + 10 * 32 + 10 * 64), 65 * 10
     assert cost.params == first + others + norms + classifier == 464_154
     assert cost.params_sparse == cost.params - others * 15 // 16
+
+
+def test_resnet32_is_trained_as_resnet20_is():
+    other, config = find("cifar10/resnet20"), find("cifar10/resnet32")
+    assert config.model.name == "cifar/resnet32"
+    assert dataclasses.replace(config, model=other.model) == other

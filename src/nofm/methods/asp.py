@@ -1,4 +1,4 @@
-"""ASP: train dense, prune once by magnitude, freeze the mask, train again (Mishra et al. 2021, the rival of the paper's Table 2)."""
+"""ASP: train dense, prune once by magnitude, freeze the mask, train again: the rival of the paper's Table 2."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ __all__ = ["ASP"]
 @dataclass(frozen=True)
 class ASP(Method):
     """Two stages. Up to step `prune_at` layers are dense; then the mask of each weight is made and never changes again.
+
+    Paper: Mishra et al., "Accelerating Sparse Deep Neural Networks", 2021, arXiv:2104.08378, and NVIDIA's ASP (automatic sparsity), which
+    is it in code; the three steps listed in section 1 of Zhou et al., ICLR 2021, arXiv:2102.04010.
 
         t < prune_at:   W <- W - lr * g(W)
         t = prune_at:   W <- W - lr * g(W),  then  E = 1 for the N largest |W| of every M, 0 for the others,  W <- E * W

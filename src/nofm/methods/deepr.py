@@ -1,4 +1,4 @@
-"""DEEP R, deep rewiring (Bellec et al. 2018, arXiv:1711.05136, Algorithm 1)."""
+"""DEEP R, deep rewiring."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ __all__ = ["DeepRewiring"]
 @dataclass(frozen=True)
 class DeepRewiring(Connections):
     """A random walk over networks: a connection has a sign for life, dies when its weight would change sign, and another one is born.
+
+    Paper: Bellec et al., "Deep Rewiring: Training very sparse deep networks", ICLR 2018, arXiv:1711.05136, Algorithm 1.
 
         W_k = s_k * theta_k, with signs s_k = +-1 that never change, for all places k, pruned or not
 

@@ -14,7 +14,12 @@ __all__ = ["Dense"]
 
 @dataclass(frozen=True)
 class Dense(Method):
-    """W <- W - lr * g(W). Layers compute with their dense weights; SAD then tells how their N:M masks *would* move."""
+    """Layers compute with their dense weights; SAD then tells how their N:M masks *would* move.
+
+    Paper: the dense rows of Zhou et al., ICLR 2021, arXiv:2102.04010, Table 1: gradient descent, or whatever the optimizer makes of it.
+
+        W <- W - lr * g(W)
+    """
 
     is_dense: ClassVar[bool] = True
 

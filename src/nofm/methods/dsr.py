@@ -1,4 +1,4 @@
-"""DSR, dynamic sparse reparameterization (Mostafa & Wang 2019, arXiv:1902.05967, Algorithm 1)."""
+"""DSR, dynamic sparse reparameterization."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ __all__ = ["DSR"]
 @dataclass(frozen=True)
 class DSR(Rewiring):
     """One threshold for all layers, which finds its own height; what it prunes grows at random where most weights survive.
+
+    Paper: Mostafa & Wang, "Parameter Efficient Training of Deep Convolutional Neural Networks by Dynamic Sparse Reparameterization",
+    ICML 2019, arXiv:1902.05967, Algorithm 1.
 
         every `every` steps:     A_i <- {k in A_i : |W_ik| >= H}  for each layer i;   K = how many that pruned
             H <- 2 H  if K < (1 - tolerance) * N_p,   H / 2  if K > (1 + tolerance) * N_p,   else H

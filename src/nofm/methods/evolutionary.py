@@ -1,4 +1,4 @@
-"""SET, sparse evolutionary training (Mocanu et al. 2018, arXiv:1707.04780, Algorithm 1)."""
+"""SET, sparse evolutionary training."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ __all__ = ["SET"]
 @dataclass(frozen=True)
 class SET(Rewiring):
     """Drops the weights nearest to zero and grows as many at random places, layer by layer.
+
+    Paper: Mocanu et al., "Scalable Training of Artificial Neural Networks with Adaptive Sparse Connectivity inspired by Network Science",
+    Nature Communications 2018, arXiv:1707.04780, Algorithm 1.
 
         every `every` steps, for each layer:  A <- A \\ {the drop * |A+| smallest of A+, the drop * |A-| largest of A-}
                                               A <- A + |dropped| of the places outside of A, at random; their weights start at 0

@@ -1,10 +1,4 @@
-"""GMP, gradual magnitude pruning (Zhu & Gupta 2017, arXiv:1710.01878; the rival of the paper's Table 3, as in Gale et al. 2019).
-
-    s_t = s_f * (1 - (1 - (t - begin_at) / (end_at - begin_at))^3)        t = begin_at + every, begin_at + 2 * every, ..., end_at
-    mask <- the (1 - s_t) * n largest of |W|;   W <- mask * W
-
-Sparsity rises from nothing, fast while weights are plenty and slowly at the end, and then stays.
-"""
+"""GMP, gradual magnitude pruning: the rival of the paper's Table 3."""
 
 from __future__ import annotations
 
@@ -41,6 +35,14 @@ __all__ = ["GMP"]
 @dataclass(frozen=True)
 class GMP(Method):
     """Prunes the smallest weights little by little; what is pruned is zero, gets no gradient and does not come back.
+
+    Paper: Zhu & Gupta, "To prune, or not to prune: exploring the efficacy of pruning for model compression", 2017, arXiv:1710.01878, Eq. 1;
+    as in Gale, Elsen & Hooker, "The State of Sparsity in Deep Neural Networks", 2019, arXiv:1902.09574.
+
+        s_t = s_f * (1 - (1 - (t - begin_at) / (end_at - begin_at))^3)        t = begin_at + every, begin_at + 2 * every, ..., end_at
+        mask <- the (1 - s_t) * n largest of |W|;   W <- mask * W
+
+    Sparsity rises from nothing, fast while weights are plenty and slowly at the end, and then stays.
 
     sparsity    share of all sparse weights that is pruned in the end, s_f.
     begin_at    the step from which sparsity rises; the network is dense until then.

@@ -1,11 +1,4 @@
-"""Lottery tickets: iterative magnitude pruning with rewinding (Frankle & Carbin 2019, arXiv:1803.03635; Frankle et al. 2020,
-arXiv:1912.05671, who rewind to an early step instead of to the start).
-
-    train W_0 for T steps, keeping a copy W_k of step k
-    repeat:  mask <- the largest (1 - p) of what is kept, by |W_T|;   W <- mask * W_k;   train T - k steps
-
-After r rounds (1 - p)^r of the weights are kept. The last training is that of the "ticket".
-"""
+"""Lottery tickets: iterative magnitude pruning with rewinding."""
 
 from __future__ import annotations
 
@@ -31,6 +24,15 @@ __all__ = ["LotteryTicket"]
 @dataclass(frozen=True)
 class LotteryTicket(Method):
     """Trains, prunes, goes back and trains again, `rounds` times: in all every + rounds * (every - rewind_to) steps.
+
+    Paper: Frankle & Carbin, "The Lottery Ticket Hypothesis: Finding Sparse, Trainable Neural Networks", ICLR 2019, arXiv:1803.03635,
+    section 1; Frankle et al., "Linear Mode Connectivity and the Lottery Ticket Hypothesis", ICML 2020, arXiv:1912.05671, Algorithm 2, who
+    go back to an early step instead of to the start.
+
+        train W_0 for T steps, keeping a copy W_k of step k
+        repeat:  mask <- the largest (1 - p) of what is kept, by |W_T|;   W <- mask * W_k;   train T - k steps
+
+    After r rounds (1 - p)^r of the weights are kept. The last training is that of the "ticket".
 
     sparsity    share of all sparse weights that is pruned in the end.
     rounds      in how many prunings; each takes the same share p of what is left: (1 - p)^rounds = 1 - sparsity. The papers prune

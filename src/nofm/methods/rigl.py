@@ -1,4 +1,4 @@
-"""RigL, the rigged lottery (Evci et al. 2020, arXiv:1911.11134, Algorithm 1)."""
+"""RigL, the rigged lottery."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ __all__ = ["RigL"]
 @dataclass(frozen=True)
 class RigL(Rewiring):
     """Drops the smallest weights and grows where the gradient of the loss is largest, layer by layer.
+
+    Paper: Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020, arXiv:1911.11134, Algorithm 1.
 
         every `every` steps, while t < end_at, for each layer:      k = floor(f(t) * |A|),  f(t) = drop / 2 * (1 + cos(pi t / end_at))
             A <- A \\ {the k smallest |W| of A}

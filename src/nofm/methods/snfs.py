@@ -1,4 +1,4 @@
-"""SNFS, sparse networks from scratch by sparse momentum (Dettmers & Zettlemoyer 2019, arXiv:1907.04840, Algorithm 1)."""
+"""SNFS, sparse networks from scratch by sparse momentum."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ __all__ = ["SNFS"]
 @dataclass(frozen=True)
 class SNFS(Rewiring):
     """Smoothed gradients decide which layers get the weights that all layers drop, and where in a layer they grow.
+
+    Paper: Dettmers & Zettlemoyer, "Sparse Networks from Scratch: Faster Training without Losing Performance", 2019, arXiv:1907.04840,
+    Algorithm 1.
 
         every step, for each layer i:          M_i <- smoothing * M_i + (1 - smoothing) * dL/dW_i
         every `every` steps:     r_i = mean of |M_i| over A_i, k_i = floor(f(t) * |A_i|)

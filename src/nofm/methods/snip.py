@@ -1,10 +1,4 @@
-"""SNIP, single-shot network pruning (Lee, Ajanthan & Torr 2019, arXiv:1810.02340).
-
-    c_j = |g_j * w_j| / sum_k |g_k * w_k|           connection sensitivity: how much the loss would feel it if w_j went away
-    mask <- the (1 - sparsity) * n largest of c, over all layers together
-
-Before training, from one batch. The mask never changes. The sum in the denominator is the same for all, so it is left out.
-"""
+"""SNIP, single-shot network pruning."""
 
 from __future__ import annotations
 
@@ -27,6 +21,14 @@ __all__ = ["SNIP"]
 @dataclass(frozen=True)
 class SNIP(Method):
     """Prunes once, by the gradients of the first batches, and then trains what is left.
+
+    Paper: Lee, Ajanthan & Torr, "SNIP: Single-shot Network Pruning based on Connection Sensitivity", ICLR 2019, arXiv:1810.02340,
+    Algorithm 1.
+
+        c_j = |g_j * w_j| / sum_k |g_k * w_k|           connection sensitivity: how much the loss would feel it if w_j went away
+        mask <- the (1 - sparsity) * n largest of c, over all layers together
+
+    Before training, from one batch. The mask never changes. The sum in the denominator is the same for all, so it is left out.
 
     sparsity  share of all sparse weights that is pruned.
     batches   over how many steps' gradients the sensitivity is taken: the first ones. The paper takes one batch of about 100 images.

@@ -1,9 +1,4 @@
-"""SR-STE, the sparse-refined straight-through estimator (paper section 3.3, Eq. 4; Appendix, Eq. 5 and 6).
-
-    W <- W - lr * (g(S(W)) + decay * pruned * r)      r = W (Eq. 4) | sign(W) (Eq. 5) | lr * g(S(W)) (Eq. 6)
-
-S(W) is the N:M weight, `pruned` is 1 where S(W) is zero. The term pulls pruned weights towards zero, so that fewer of them come
-back: the mask settles (lower SAD) and the straight-through gradient is wrong less often.
+"""SR-STE, the sparse-refined straight-through estimator: where and when its term is added.
 
 The term is added once for each step that the optimizer takes, after the gradient has been reduced, accumulated and unscaled, so
 `decay` means the same on one GPU and on eight, in fp32 and under a loss scale, and for a layer that a forward uses twelve times.
@@ -40,7 +35,25 @@ Placement = Literal["gradient", "decoupled", "backward"]
 
 @dataclass(frozen=True)
 class SRSTE(Method):
-    """Straight-through training with a decay on the pruned weights.
+    """Straight-through training with a decay on the pruned weights: SR-STE, the sparse-refined straight-through estimator.
+
+    Paper: Zhou et al., "Learning N:M Fine-grained Structured Sparse Neural Networks From Scratch", ICLR 2021, arXiv:2102.04010, Algorithm 1
+    with Eq. 4, and Eq. 5 and 6 of its appendix.
+
+        W <- W - lr * (g(S(W)) + decay * pruned * r)
+
+        r = W                 refine="weight"      Eq. 4
+        r = sign(W)           refine="sign"        Eq. 5
+        r = lr * g(S(W))      refine="gradient"    Eq. 6, where the paper writes g(W) for "approximated gradients", which are these
+
+    S(W) is the N:M weight, `pruned` is 1 where S(W) is zero. The term pulls pruned weights towards zero, so that fewer of them come
+    back: the mask settles (lower SAD) and the straight-through gradient is wrong less often.
+
+    decay="auto" is not of the paper: it looks for the lambda that calms masks, after Hu et al., "Accelerating Transformer Pre-training with
+    2:4 Sparsity", ICML 2024, arXiv:2404.01847, who choose it by the flip rate r of masks. In each step of its probe, at the end of which
+    log lambda is its mean over the second half:
+
+        log lambda <- log lambda + 20 / probe * clip(3 * log(r with the term / (0.6 * r without)), -1, 1)
 
     decay      lambda_W of the paper; 0 is STE, and a negative one (the paper's ablation) pushes pruned weights back in. "auto": found
                in the first `probe` steps (1000) as the one at which the flip rate, the share of sparse weights whose mask bit

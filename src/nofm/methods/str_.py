@@ -1,12 +1,4 @@
-"""STR, soft threshold weight reparameterization (Kusupati et al. 2020, arXiv:2002.03231; the rival of the paper's Table 3).
-
-    S(W, s) = sign(W) * relu(|W| - sigmoid(s))                       s: one number for each layer, learned
-    W <- W - lr * (g(S) * kept            + wd * W)                  kept: |W| > sigmoid(s)
-    s <- s - lr * (-sigmoid'(s) * sum(sign(W) * g(S) * kept) + (wd + decay) * s)
-
-Sparsity is not asked for, it comes out: weight decay draws s from far below zero towards it, thresholds open layer by layer, and the
-loss pushes back. More weight decay, or an s that starts nearer to zero, leaves fewer weights.
-"""
+"""STR, soft threshold weight reparameterization: the rival of the paper's Table 3."""
 
 from __future__ import annotations
 
@@ -28,6 +20,15 @@ __all__ = ["STR"]
 @dataclass(frozen=True)
 class STR(Method):
     """Learns a threshold for each layer; weights below it are zero, those above are smaller by it.
+
+    Paper: Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity", ICML 2020, arXiv:2002.03231, section 3.
+
+        S(W, s) = sign(W) * relu(|W| - sigmoid(s))                       s: one number for each layer, learned
+        W <- W - lr * (g(S) * kept            + wd * W)                  kept: |W| > sigmoid(s)
+        s <- s - lr * (-sigmoid'(s) * sum(sign(W) * g(S) * kept) + (wd + decay) * s)
+
+    Sparsity is not asked for, it comes out: weight decay draws s from far below zero towards it, thresholds open layer by layer, and the
+    loss pushes back. More weight decay, or an s that starts nearer to zero, leaves fewer weights.
 
     initial  what s starts as. The paper: -3200 for ResNet-50 over 100 epochs, -200 for MobileNet. Over n steps of SGD weight decay
              shrinks s by about exp(-n * lr * wd / (1 - momentum)); thresholds open when it comes to about -10. Shorter runs need a

@@ -1,10 +1,4 @@
-"""The straight-through estimator without groups: the k largest weights of a layer, or of the network, at every step.
-
-    S(W) = W where |W| is among the k largest, 0 elsewhere;   W <- W - lr * g(S(W))
-
-STE of the paper's section 3.2 (Eq. 3; Bengio et al. 2013, arXiv:1308.3432) with the N:M constraint taken away: what its "STE at
-unstructured sparsity" is.
-"""
+"""The straight-through estimator without groups: the k largest weights of a layer, or of the network, at every step."""
 
 from __future__ import annotations
 
@@ -24,6 +18,12 @@ __all__ = ["UnstructuredSTE"]
 @dataclass(frozen=True)
 class UnstructuredSTE(Method):
     """Layers compute with the largest weights only; the gradient goes to all of them, kept and pruned alike.
+
+    Paper: Bengio, Leonard & Courville, "Estimating or Propagating Gradients Through Stochastic Neurons for Conditional Computation", 2013,
+    arXiv:1308.3432; Eq. 3 of Zhou et al., ICLR 2021, arXiv:2102.04010, with the N:M constraint taken away.
+
+        S(W) = W where |W| is among the k largest, 0 elsewhere
+        W <- W - lr * g(S(W))
 
     sparsity    share of all sparse weights that is pruned.
     allocation  "uniform": the same share of every layer. "erk": see `budget`. "global": the largest of the whole network.

@@ -19,6 +19,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "fashion/cnn": small.fashion_cnn,
     "cifar10/resnet18": cifar10.resnet18,
     "cifar10/resnet20": cifar10.resnet20,
+    "cifar10/resnet32": cifar10.resnet32,
     "imagenet/resnet18": imagenet.resnet18,
     "imagenet/resnet50": imagenet.resnet50,
     "imagenet/resnet50x1.25": imagenet.wide_resnet50,

@@ -13,7 +13,7 @@ from ..engine.config import (
     SparsityConfig,
 )
 
-__all__ = ["resnet18", "resnet20"]
+__all__ = ["resnet18", "resnet20", "resnet32"]
 
 
 def _recipe(model: str, pattern: str, decay: float, batch: int, lr: float, epochs: int) -> RunConfig:
@@ -30,6 +30,11 @@ def _recipe(model: str, pattern: str, decay: float, batch: int, lr: float, epoch
 def resnet20() -> RunConfig:
     """ResNet-20 (widths 16, 32, 64) on CIFAR-10, 1:16 SR-STE, 100 epochs."""
     return _recipe("cifar/resnet20", "1:16", 1.6e-3, 512, 0.4, 100)
+
+
+def resnet32() -> RunConfig:
+    """ResNet-32 (widths 16, 32, 64) on CIFAR-10, 1:16 SR-STE, 100 epochs."""
+    return _recipe("cifar/resnet32", "1:16", 1.6e-3, 512, 0.4, 100)
 
 
 def resnet18() -> RunConfig:
