@@ -61,8 +61,8 @@ class SRSTE(Method):
                gradual start: in the first `probe` steps with the pattern; before, a gradual one has 2e-4. See `flips`.
     refine     "weight" (Eq. 4), "sign" (Eq. 5) or "gradient" (Eq. 6).
     placement  "gradient": added to the gradient, so it goes through momentum and Adam's normalisation (the paper).
-               "decoupled": W <- W - lr * decay * term beside the optimizer's own update, as AdamW does with weight decay. Try it
-               first under Adam, with decay * (sum of learning rates) at 3 to 5. Holds the term, as large as the weights, while the
+               "decoupled": W <- W - lr * decay * term beside the optimizer's own update, as AdamW does with weight decay. Worth
+               a try under Adam, with decay * (sum of learning rates) at 3 to 5. Holds the term, as large as the weights, while the
                optimizer steps.
                "backward": inside backward, as in the code released with the paper: the term then grows with micro-batches,
                with uses of the weight in a forward and with summed all-reduces, and shrinks under a loss scale. Only to repeat

@@ -45,6 +45,8 @@ def study(base: RunConfig) -> Study:
         Claim("0 is above a negative lambda ten times as large", _label(0.0), _label(-2e-4)),
         Claim("0 is above a negative lambda forty times as large", _label(0.0), _label(-8e-4)),
         Claim("lambda 2e-4 has a lower SAD than 0", _label(2e-4), _label(0.0), metric="sad"),
+        Claim("lambda 4.5e-4 is above 0", _label(4.5e-4), _label(0.0)),
+        Claim("lambda 4.5e-4 has a lower SAD than 0", _label(4.5e-4), _label(0.0), metric="sad"),
         Claim("lambda 0 has a lower SAD than a negative one", _label(0.0), _label(-2e-5), metric="sad"),
         Claim("lambda 0 has a lower SAD than a negative one forty times as large", _label(0.0), _label(-8e-4), metric="sad"),
     ]

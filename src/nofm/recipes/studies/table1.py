@@ -59,6 +59,7 @@ def study(base: RunConfig) -> Study:
             Claim("4:8 is above 2:4", "SR-STE 4:8", "SR-STE 2:4"),
             Claim("2:8 is above 1:4", "SR-STE 2:8", "SR-STE 1:4"),
             Claim("SR-STE 2:4 is level with dense", "SR-STE 2:4", "dense", level=True),
+            Claim("dense is above STE at 2:4", "dense", "STE 2:4"),
             *calmer,
             *fitter,
         ),

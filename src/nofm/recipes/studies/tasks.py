@@ -71,6 +71,8 @@ def _study(
     claims = [
         Claim("SR-STE is better than STE at 2:4", "SR-STE 2:4", "STE 2:4"),
         Claim("SR-STE 2:4 is level with dense", "SR-STE 2:4", "dense", level=True),
+        Claim("SR-STE 2:4 is better than dense", "SR-STE 2:4", "dense"),
+        Claim("SR-STE 2:8 is level with dense", "SR-STE 2:8", "dense", level=True),
         Claim("SR-STE moves its masks less than STE at 2:4", "SR-STE 2:4", "STE 2:4", metric="sad"),
         Claim("SR-STE fits its training data better than STE at 2:4", "SR-STE 2:4", "STE 2:4", metric="train_loss"),
     ]
