@@ -57,6 +57,7 @@ class LotteryTicket(Method):
     allocation: Pool = "global"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("sparsity", self.sparsity)
         check_whole("rounds", self.rounds, least=1)
         check_given(self, "every", "the steps of its first training; all together it trains every + rounds * (every - rewind_to) steps")

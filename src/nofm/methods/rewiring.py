@@ -47,6 +47,7 @@ class Connections(Method):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("sparsity", self.sparsity)
         check_allocation(self.allocation)
         check_whole("seed", self.seed)

@@ -41,6 +41,7 @@ class SNIP(Method):
     batches: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("sparsity", self.sparsity)
         check_whole("batches", self.batches, least=1)
 
