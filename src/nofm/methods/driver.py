@@ -52,7 +52,7 @@ class Driver:
         self.is_late = False  # whether the next step must make up for one before it
         self.nesting = Nesting(optimizer)
         self.pulse = following.Pulse(type(method).__name__)
-        following.follow(self.pulse, [(site.key, param) for site, param in self.follow])
+        following.follow(self.pulse, [(site.key, site.module, site.param) for site in follow])
         self.watch = FiniteWatch()
         self.fleet = Fleet()
         self.one_pass = OnePass(optimizer, self.watch) if fused else None
