@@ -32,6 +32,7 @@ from .errors import LayerError
 from .layers import SparseModule
 from .masks import Grouping, check_finite
 from .patterns import Pattern, PatternLike
+from .plain import plain_number
 from .site import parameter_name, plain_name
 from .sparsifying import unwrap
 
@@ -99,7 +100,7 @@ def allocate_patterns(
         rules = nofm.allocate_patterns(model, 0.25)
         nofm.sparsify_(model, rules)
     """
-    model = unwrap(model)
+    model, budget = unwrap(model), plain_number(budget)
     _check_request(budget, by, of, input_shape, gradients, loss)
     chosen_from = _parse(patterns)
     layers, dense = _layers(model, chosen_from, preset, globs_of(skip), axis)

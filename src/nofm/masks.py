@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from .errors import NonFiniteWeightError, PatternError
 from .patterns import Pattern, PatternLike
+from .plain import plain_number
 
 __all__ = ["Axis", "Grouping", "check_finite", "differing", "keep_top", "largest", "magnitude_key", "mask", "pack", "unpack"]
 
@@ -110,7 +111,7 @@ def mask(weight: Tensor, pattern: PatternLike, axis: Axis = 1, *, pad: bool = Fa
     >>> mask(torch.tensor([[1.0, -3.0, 2.0, 0.5]]), "2:4")
     tensor([[False,  True,  True, False]])
     """
-    grouping = Grouping(Pattern(pattern), axis, pad)
+    grouping = Grouping(Pattern(pattern), plain_number(axis), pad)
     grouping.check(weight.shape)
     kept = grouping.mask(weight)
     if not torch.compiler.is_compiling():  # reading a value would break the graph

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .errors import PatternError
+from .plain import plain_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,9 @@ class Pattern:
     n: int
     m: int
 
-    def __init__(self, text: PatternLike) -> None:
+    def __init__(self, text: PatternLike, *others: object) -> None:
+        if others:
+            raise PatternError(f"a pattern is one text, and {1 + len(others)} values are given{_hint((text, *others))}: {_ALLOWED}")
         if isinstance(text, Pattern):
             n, m = text.n, text.m
         else:
@@ -77,7 +80,7 @@ PatternLike: TypeAlias = str | Pattern
 
 def _parse(text: object) -> tuple[int, int]:
     if not isinstance(text, str):
-        raise PatternError(f"{text!r} is no pattern: {_ALLOWED}")
+        raise PatternError(f"{text!r} is no pattern{_hint(text)}: {_ALLOWED}")
     # ASCII digits only, and no leading zero: one pattern has one spelling.
     match = re.fullmatch(r"(0|[1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
     if match is None:
@@ -89,6 +92,13 @@ def _parse(text: object) -> tuple[int, int]:
     if n > m:
         raise PatternError(f'{text!r} keeps more than it has: {_ALLOWED}; did you mean "{m}:{n}"?')
     return n, m
+
+
+def _hint(given: object) -> str:
+    """How a pattern is written that was given as two numbers, Python's or another library's."""
+    numbers = [plain_number(each) for each in given] if isinstance(given, tuple | list) and len(given) == 2 else []
+    hint = _near_miss(":".join(map(str, numbers))) if numbers and all(type(each) is int for each in numbers) else None
+    return f' (did you mean "{hint}"?)' if hint else ""
 
 
 def _near_miss(text: str) -> str | None:

@@ -26,7 +26,7 @@ from .layers import SparseModule, make_sparse_, restore_class_, swap_readers_
 from .masks import check_finite
 from .overview import Summary, forget_reasons, refuse_packed, remember_reason, summary
 from .site import Site, sites, unwrap
-from .unfinished import too_early, trainings, who_keeps_more, why_more
+from .unfinished import too_early, trainings, unfollowed, who_keeps_more, why_more
 
 __all__ = ["Preset", "Rules", "densify_", "fold_", "follow_", "sparsify_", "unwrap"]
 
@@ -55,6 +55,8 @@ def sparsify_(
     axis              "input": groups run along the input channels, as sparse hardware reads them. "flat": along the flattened
                       (input, kernel) axes of a filter, as in the paper's first results.
     pad               let the last group of a row be short instead of leaving the layer dense.
+
+    Call it before `attach`: a method follows the layers that were sparse when it was attached, and of others a warning says so.
 
     Call it on the whole model or on whole blocks: a module that reads the weights of its children by itself, as
     nn.TransformerEncoderLayer does in eval, must be in sight to be told.
@@ -87,6 +89,8 @@ def sparsify_(
             remember_reason(c.module, c.known.param, c.reason)
     swap_readers_(model)
     bulk.hang_on_(model)
+    if said := unfollowed({c.name: c.module for c in chosen}):
+        warnings.warn(said, stacklevel=2)
     return summary(model)
 
 

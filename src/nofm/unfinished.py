@@ -1,18 +1,22 @@
-"""Who trains a layer, and what its method has yet to do: for those who take the network as it is, by `fold_`, `save_packed`, `detach`.
+"""Who trains a layer, and what its method has yet to do: for those who take the network as it is, by `fold_`, `save_packed`, `detach`,
+and for those who make more of it sparse.
 
 Methods are rooms above; here is what those below know of one. A copy of a layer is trained by nobody.
 """
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
+
+from torch import nn
 
 from .layers import SparseModule
 from .site import Site
 
-__all__ = ["TRAINED_BY", "Training", "too_early", "trainings", "who_keeps_more", "why_more"]
+__all__ = ["GIVEN_TO", "TRAINED_BY", "Training", "too_early", "trainings", "unfollowed", "who_keeps_more", "why_more"]
 
 
 class Training(Protocol):
@@ -28,6 +32,39 @@ class Training(Protocol):
 # Which method trains a layer; `attach` writes it. Not in the layer, which would be copied with it, and by a reference that keeps nothing
 # alive: where the optimizer is gone, so is its method.
 TRAINED_BY: weakref.WeakKeyDictionary[SparseModule, weakref.ref[Training]] = weakref.WeakKeyDictionary()
+
+
+# Every module of a model that `attach` was given, sparse or not, and the method: layers below it that become sparse later are none that it
+# follows.
+GIVEN_TO: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Training]] = weakref.WeakKeyDictionary()
+
+
+def unfollowed(made: Mapping[str, nn.Module]) -> str:
+    """A warning where some of these layers (by name), which become sparse now, are of a model that a method is attached to and are not
+    followed by it; "" where there are none. A method whose optimizer is gone has ended."""
+    if _missed(made):
+        gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
+    if not (missed := _missed(made)):
+        return ""
+    names = ", ".join(list(missed)[:3]) + f" and {len(missed) - 3} more" * (len(missed) > 3)
+    become, them = ("become", "them") if len(missed) > 1 else ("becomes", "it")
+    return (
+        f"{names} {become} sparse in a model that {next(iter(missed.values()))} is attached to already. It follows the layers that were "
+        f"sparse then, and takes no part in training {them}: detach() the handle and attach again, or call sparsify_ before attach"
+    )
+
+
+def _missed(made: Mapping[str, nn.Module]) -> dict[str, str]:
+    """The layers of `made` that lie in a model with a method and are not trained by one, as they are called there, and the method."""
+    at_work = [(module, training) for module, given in GIVEN_TO.items() if (training := given()) is not None]
+    around: dict[int, tuple[str, str]] = {}
+    for module, training in at_work:
+        for name, part in module.named_modules():
+            if len(name) >= len(around.get(id(part), ("", ""))[0]):  # seen from the outermost, which may be gone
+                around[id(part)] = name, training.name()
+    trained = {id(module) for module, by in TRAINED_BY.items() if by() is not None}
+    found = [(name, *around[id(module)]) for name, module in made.items() if id(module) in around and id(module) not in trained]
+    return {there or here: method for here, there, method in found}
 
 
 def who_keeps_more(found: Sequence[Site]) -> str:

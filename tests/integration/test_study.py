@@ -173,6 +173,38 @@ def test_a_regnet_on_images_as_imagenet_lays_them_out(tmp_path, imagenet):
     assert list(table(tmp_path / "s" / "regnet")) == ["RegNetX002 dense", "RegNetX002 SR-STE 2:4", "RegNetX002 STE 2:4"]
 
 
+@pytest.fixture
+def cifar(tmp_path) -> list[str]:
+    """Records as CIFAR-10's binary files have them, and two steps in which to look at them."""
+    noise, root = np.random.default_rng(0), tmp_path / "cifar"
+    root.mkdir()
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        records = noise.integers(0, 256, (12, 3073), dtype=np.uint8)  # a byte for the class, then the image
+        records[:, 0] %= 10
+        (root / f"{name}.bin").write_bytes(records.tobytes())
+    options = f"--data.root {root} --engine.epochs none --engine.steps 2 --engine.batch_size 8 --engine.log_every 1 --engine.eval_every 2"
+    return f"{options} --schedule.warmup 1 --engine.checkpoint_every 2 --engine.threads 1 --device cpu".split()
+
+
+def test_a_regnet_on_images_as_cifar_10_lays_them_out(tmp_path, cifar):
+    command = ["study", "regnet", "--on", "cifar10/resnet18", "--out", str(tmp_path / "s"), "--rows", "RegNetX002 SR-STE 2:4", *cifar]
+    assert main(command) == 0
+    (run,) = tmp_path.glob("s/runs/*/seed-0")
+    assert json.loads((run / "run.json").read_text())["config"]["model"]["name"] == "cifar/regnetx_002"
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "train"] == [1, 2]
+    row = table(tmp_path / "s" / "regnet")["RegNetX002 SR-STE 2:4"]
+    # Ten classes instead of a thousand, and half of all convolutions but the first, of three channels, is kept.
+    assert float(row["params"]) == 2_684_792 - 990 * 369 - (2_294_944 - 32 * 3 * 9) / 2
+    report = nofm.verify(run / "model.safetensors")
+    assert sum(str(weight.pattern) == "2:4" for weight in report.weights) == 43, "13 blocks of three, four short cuts"
+
+
+def test_resnet32_trains_by_its_recipe(tmp_path, cifar):
+    assert main(["train", "cifar10/resnet32", "--out", str(tmp_path / "run"), *cifar]) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["cost"]["params"] == 464_154
+
+
 def test_a_row_of_table_1_on_images_as_imagenet_lays_them_out(tmp_path, imagenet, capsys):
     command = ["study", "table1", "--on", "imagenet/resnet18", "--out", str(tmp_path / "s"), "--rows", "SR-STE 2:4", *imagenet]
     assert main(command) == 0

@@ -46,6 +46,16 @@ def test_runs_that_fail_do_not_keep_the_table_from_being_written(tmp_path, monke
     assert list(table(tmp_path / "fig3")) == ["dense"]
 
 
+def test_where_all_runs_fail_it_says_why(tmp_path, capsys):
+    """Not that none is finished yet, which would hide it."""
+    (tmp_path / "empty").mkdir()
+    command = ["study", "fig3", "--on", "cifar10/resnet20", "--data.root", str(tmp_path / "empty"), "--out", str(tmp_path / "s")]
+    assert main([*command, "--engine.epochs", "none", "--engine.steps", "2", "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert "2 of 2 runs failed; the first is" in said
+    assert f"{tmp_path}/empty" in said
+
+
 def bare(campaign: Path, copy: Path) -> Path:
     """What comes back from another machine: run.json and events.jsonl of each run, and no more."""
     for file in [*campaign.glob("runs/*/*/run.json"), *campaign.glob("runs/*/*/events.jsonl")]:

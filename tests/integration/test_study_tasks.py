@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+import torch
 from task_runs import arguments, config_of, write_all
 
 from nofm.cli.main import main
+from nofm.engine.build import preflight
 from nofm.engine.resolve import differences, to_dict
 from nofm.engine.validate import check
+from nofm.engine.world import World
 from nofm.recipes.studies import STUDIES
 from nofm.report.measures import MEASURES
 
@@ -32,6 +36,7 @@ def test_every_row_can_be_run_and_differs_in_its_sparsity_only(task, data):
     assert ("2:4, decoupled, lambda 1" in labels) == (task in ("flow", "translation"))
     for row in study.rows:
         check(row.config)
+        preflight(dataclasses.replace(row.config, device="cpu"), World(torch.device("cpu")))  # its network is built, on no memory
         assert all(key.startswith("sparsity.") for key, _, _ in differences(to_dict(base), to_dict(row.config)))
 
 

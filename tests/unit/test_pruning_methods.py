@@ -650,6 +650,7 @@ def test_phases_name_the_steps_that_masks_move_in():
     assert [number for number in range(1, 20) if gmp.phase(number) is None] == [7, 11, 12]
     lottery = LotteryTicket(rounds=3, every=10, rewind_to=4)
     assert [number for number in range(1, 40) if lottery.phase(number) is None] == [4, 10, 16, 22]
+    assert [number for number in range(1, 40) if LotteryTicket(rounds=2, every=10).phase(number) is None] == [1, 10, 20]
     assert [SNIP(batches=2).phase(number) for number in (1, 2, 3)] == [None, None, "frozen"]
     assert {method.phase(n) for method in (UnstructuredSTE(), DNW(), STR()) for n in range(1, 9)} == {"train"}
     assert len(set(itertools.chain.from_iterable({method.phase(n) for n in range(1, 50)} for method in (gmp, lottery)))) == 2

@@ -22,6 +22,7 @@ from .. import ste
 from ..errors import NofmError
 from ..layers import seen_now
 from ..overview import refuse_packed, zeros_counted
+from ..plain import plain_number
 from ..site import layer_name, named_weights, parameter_name, sites
 from ..sparsifying import unwrap
 
@@ -142,7 +143,7 @@ def _on_meta(model: nn.Module) -> nn.Module:
 
 
 def _inputs(given: InputLike | Sequence[InputLike]) -> list[Tensor]:
-    one = isinstance(given, Tensor) or all(isinstance(extent, int) for extent in given)
+    one = isinstance(given, Tensor) or all(isinstance(plain_number(extent), int) for extent in given)
     several: Any = [given] if one else given
     return [(x if isinstance(x, Tensor) else torch.empty(tuple(x))).to("meta") for x in several]
 

@@ -25,6 +25,7 @@ from ..kernels.multi import Fleet, axis_stride, bits_bytes, bits_lane, unpack_bi
 from ..kernels.select import Path, choose, forced_path
 from ..layers import SparseModule
 from ..masks import Grouping, differing, pack
+from ..plain import plain_number
 from ..site import Site, sites
 from ..sparsifying import unwrap
 
@@ -152,7 +153,7 @@ class SAD:
     """
 
     def __init__(self, model: nn.Module, keep: int | None = None, device: torch.device | str | None = None) -> None:
-        self._model, self._keep, self._device = unwrap(model), keep, device
+        self._model, self._keep, self._device = unwrap(model), plain_number(keep), device
         self._records: list[_Record] = []
         self._sites: list[Site] = []
         self._fleet: _Fleet | None = None
@@ -163,7 +164,7 @@ class SAD:
 
     def record(self, step: int) -> None:
         """Remember the masks of the weights as they are now, as those after `step`."""
-        last = self._records[-1] if self._records else None
+        step, last = plain_number(step), self._records[-1] if self._records else None
         if last is not None and step <= last.step:
             raise NofmError(f"step {step} is recorded after step {last.step}; steps must grow")
         with torch.no_grad():

@@ -125,7 +125,7 @@ def command(args: list[str]) -> int:
                     stopped.go_on = "the same command"
                     raise
                 print(f"the time is up, {wishes.minutes:g} minutes; give the same command again to go on", flush=True)
-    _write(out, wishes.into or out, facts, may_be_empty=over.is_set())
+    _write(out, wishes.into or out, facts, may_be_empty=over.is_set() or trouble is not None)
     if trouble is not None:
         raise ConfigError(trouble)
     return 0

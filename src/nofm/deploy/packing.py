@@ -20,6 +20,7 @@ from ..errors import LayerError, NoZerosError
 from ..kernels import products
 from ..kinds import known_weights
 from ..overview import refuse_packed, table
+from ..plain import plain_number
 from ..readers import children_read
 from ..site import sites
 from ..sparsifying import unwrap
@@ -238,7 +239,7 @@ def _time(model: nn.Module, example: Any, tried: Mapping[str, nn.Module], rows: 
     try:
         if isinstance(example, Mapping):
             model(**example)
-        elif isinstance(example, Sequence) and all(isinstance(extent, int) for extent in example):
+        elif isinstance(example, Sequence) and all(isinstance(plain_number(extent), int) for extent in example):
             model(torch.randn(tuple(example)))
         else:
             model(*(example if isinstance(example, Sequence) else (example,)))

@@ -38,6 +38,7 @@ class ASP(Method):
         return self.prune_at > 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.prune_at, bool) or not isinstance(self.prune_at, int) or self.prune_at < 0:
             raise OptimizerError(f"prune_at={self.prune_at!r} is no step; give a whole number, 0 to prune at once")
 

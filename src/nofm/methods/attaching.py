@@ -18,7 +18,7 @@ from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
 from ..site import Site, sites
 from ..sparsifying import unwrap
-from ..unfinished import TRAINED_BY, too_early
+from ..unfinished import GIVEN_TO, TRAINED_BY, too_early
 from . import saved
 from .base import Memory, Method
 from .driver import Driver
@@ -49,6 +49,7 @@ class Handle:
             self.detach()
             raise
         self._drivers = [Driver(method, optimizer, follow, self.memory, fused) for optimizer, follow in owners]
+        GIVEN_TO.update((module, weakref.ref(self._drivers[0])) for module in model.modules())
         for driver in self._drivers:
             TRAINED_BY.update((module, weakref.ref(driver)) for site, _ in driver.follow for module, _ in site.users)
 
@@ -112,6 +113,8 @@ class Handle:
             is_ours = isinstance(site.module, SparseModule) and site.module._nofm is marked
             if is_ours and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
+        for part in [part for part, given in GIVEN_TO.items() if given() in self._drivers]:
+            del GIVEN_TO[part]
         self._lenses = []  # a second detach must not take a later method's lenses away
         if said:
             warnings.warn(said, stacklevel=2)  # last: where warnings are errors it would never be detached

@@ -8,7 +8,7 @@ masks in the layers, and all else in a `Memory`. docs/methods.md shows how to wr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from .. import shards, ste
 from ..kernels import ops
 from ..kernels.multi import Fleet
 from ..kernels.steps import Term
+from ..plain import plain_number
 from ..site import Site
 from .memory import Memory
 
@@ -34,6 +35,13 @@ class Method:
     unstructured: ClassVar[bool] = False  # whether it prunes anywhere in a layer; its layers are then sparsified as "1:1"
     is_dense: ClassVar[bool] = False  # whether layers compute with all their weights throughout
     has_thresholds: ClassVar[bool] = False  # whether it goes on with the thresholds that `STR` has learned
+
+    def __post_init__(self, *_: Any) -> None:
+        """Options that are numbers of numpy's become Python's own. A subclass that checks its options calls this first."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if (plain := plain_number(value)) is not value:
+                object.__setattr__(self, option.name, plain)
 
     def begin(self, site: Site) -> None:
         """Called for each sparse weight when the method is attached: say by `site.look_through(lens)` or `site.freeze(mask)` how the layer

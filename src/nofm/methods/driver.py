@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from ..site import Site
 from . import following
 from .base import Memory, Method, OwnedWeight, Step
 from .finite import FiniteWatch
+from .inside import states_of
 from .nesting import Nesting
 from .one_pass import OnePass
 
@@ -51,7 +52,7 @@ class Driver:
         self.is_late = False  # whether the next step must make up for one before it
         self.nesting = Nesting(optimizer)
         self.pulse = following.Pulse(type(method).__name__)
-        following.follow(self.pulse, [(site.key, param) for site, param in self.follow])
+        following.follow(self.pulse, [(site.key, site.module, site.param) for site in follow])
         self.watch = FiniteWatch()
         self.fleet = Fleet()
         self.one_pass = OnePass(optimizer, self.watch) if fused else None
@@ -119,7 +120,7 @@ class Driver:
 
     def _before_step(self, compiled: bool) -> None:
         self.pulse.calls += 1
-        if self.number == 0 and self.method.counts_steps() and any(_has_moved(self.optimizer.state.get(param)) for _, param in self.follow):
+        if self.number == 0 and self.method.counts_steps() and any(_has_moved(self.optimizer, param) for _, param in self.follow):
             warnings.warn(
                 f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
                 "checkpoint, restore the handle that attach has returned, too: handle.load_state_dict(...); if the method is to begin now, "
@@ -209,12 +210,10 @@ def _check_still_trained(site: Site, param: nn.Parameter, marked: object) -> Non
         )
 
 
-def _has_moved(state: Mapping[str, Any] | None) -> bool:
-    """Whether an optimizer that remembers this of a parameter has moved it. Adagrad remembers something before its first step."""
-    if not state:
-        return False
-    step = state.get("step", 1)
-    return bool((isinstance(step, Tensor) and step.is_cuda) or step != 0)  # nothing waits for a GPU, which may be recording a graph
+def _has_moved(optimizer: Optimizer, param: nn.Parameter) -> bool:
+    """Whether an optimizer has moved a parameter, by what it remembers of it. Adagrad remembers something before its first step."""
+    steps = [state.get("step", 1) for _, state in states_of(optimizer, param) if state]
+    return any(bool((isinstance(step, Tensor) and step.is_cuda) or step != 0) for step in steps)  # a GPU may be recording a graph
 
 
 def _call(work: Callable[[bool], None], compiled: bool) -> None:

@@ -4,6 +4,9 @@ A loop may get a new optimizer half way: for a second stage, with other groups, 
 was attached to the old one then takes no part in any step, and nothing would tell: SR-STE has become STE, and a schedule of pruning stands
 still. So a hook that torch calls after the steps of all optimizers looks whether the method has been called since the last step of the same
 optimizer. That is right for wrappers, too, inside whose steps those of another optimizer are taken.
+
+What is followed is known by the layers, to which there may be weak references: a parameter that has one cannot be swapped, which is how
+torch converts a model (`model.double()`) under `torch.__future__.set_swap_module_params_on_conversion(True)`.
 """
 
 from __future__ import annotations
@@ -33,8 +36,13 @@ class Pulse:
 @dataclass(slots=True, eq=False)
 class _Followed:
     key: str
-    param: weakref.ref[nn.Parameter]
+    module: weakref.ref[nn.Module]
+    name: str
     pulse: Pulse
+
+    def param(self) -> nn.Parameter | None:
+        module = self.module()
+        return None if module is None else module._parameters.get(self.name)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,26 +55,30 @@ class _Mover:
     calls: int = -1
 
 
-_followed: dict[int, _Followed] = {}  # by the id of the parameter; stays when the old optimizer is gone, or nobody would ask after it
+# The weights of each layer; they stay when the old optimizer is gone, or nobody would ask after it.
+_followed: weakref.WeakKeyDictionary[nn.Module, list[_Followed]] = weakref.WeakKeyDictionary()
 _movers: weakref.WeakKeyDictionary[Optimizer, _Mover] = weakref.WeakKeyDictionary()
 _epoch = [0]  # counts changes of what is followed
 _hooks: list[Any] = []
 
 
-def follow(pulse: Pulse, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Say that the method of `pulse` is called in the steps that move these weights."""
+def follow(pulse: Pulse, weights: Iterable[tuple[str, nn.Module, str]]) -> None:
+    """Say that the method of `pulse` is called in the steps that move these weights: the key of each, its layer, and its name there."""
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_after_any_step))
-    for key, param in named:
-        number = id(param)
-        _followed[number] = _Followed(key, weakref.ref(param, lambda _, number=number: _followed.pop(number, None)), pulse)  # type: ignore[misc]
+    for key, module, name in weights:
+        others = [each for each in _followed.get(module, []) if each.name != name]
+        _followed[module] = [*others, _Followed(key, weakref.ref(module), name, pulse)]
     _epoch[0] += 1
 
 
 def unfollow(pulse: Pulse) -> None:
     """Say that this has ended."""
-    for number in [number for number, followed in _followed.items() if followed.pulse is pulse]:
-        del _followed[number]
+    for module in list(_followed):
+        if not (others := [each for each in _followed[module] if each.pulse is not pulse]):
+            del _followed[module]
+        else:
+            _followed[module] = others
     _epoch[0] += 1
 
 
@@ -90,4 +102,5 @@ def _after_any_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _one_followed(optimizer: Optimizer) -> _Followed | None:
-    return next((_followed[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in _followed), None)
+    by_id = {id(each.param()): each for weights in _followed.values() for each in weights}
+    return next((by_id[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in by_id), None)

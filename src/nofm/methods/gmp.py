@@ -64,6 +64,7 @@ class GMP(Method):
     allocation: Pool = "uniform"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("sparsity", self.sparsity)
         check_whole("begin_at", self.begin_at)
         check_given(self, "end_at", "the step at which its sparsity is reached, such as three quarters of the steps that you train")

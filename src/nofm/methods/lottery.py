@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from .. import shards
 from ..errors import OptimizerError
@@ -16,6 +18,7 @@ from ..site import Site
 from . import pruning
 from .base import Memory, Method, Step
 from .budget import check_given, check_share, check_whole
+from .inside import ABSENT, number_tensor, numbers_in_groups, put_back
 from .pruning import Pool
 
 __all__ = ["LotteryTicket"]
@@ -42,8 +45,9 @@ class LotteryTicket(Method):
     allocation  "global" (the papers, for deep networks): the smallest of the whole network. "uniform", "erk": of each layer.
 
     Everything that the optimizer trains goes back, and so does its own state; running statistics of norm layers, which it does not
-    own, do not, and are forgotten by training. The learning-rate schedule is the loop's: it should go back to step k as well. What an
-    optimizer counts in its groups (timm's Lamb and Lookahead do), where learning rates are, stays too.
+    own, do not, and are forgotten by training. Of the optimizer's groups what its own step k changes goes back (step 1 for the start):
+    timm's Lamb and Lookahead count steps there. The rest of them is the loop's, like the learning-rate schedule, which should go back to
+    step k as well. Of an optimizer that wraps another attach to the outer one, whose steps the loop takes.
     """
 
     unstructured: ClassVar[bool] = True
@@ -55,6 +59,7 @@ class LotteryTicket(Method):
     allocation: Pool = "global"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("sparsity", self.sparsity)
         check_whole("rounds", self.rounds, least=1)
         check_given(self, "every", "the steps of its first training; all together it trains every + rounds * (every - rewind_to) steps")
@@ -78,7 +83,7 @@ class LotteryTicket(Method):
             _remember(memory)
 
     def phase(self, number: int) -> str | None:
-        return None if number == self.rewind_to or self._round(number) else "frozen"
+        return None if number in (self.rewind_to, self._shown_in) or self._round(number) else "frozen"
 
     def unfinished(self, sites: Sequence[Site], memory: Memory, number: int) -> str:
         again = self.every - self.rewind_to
@@ -93,7 +98,14 @@ class LotteryTicket(Method):
         rounds, rest = divmod(number - self.every, self.every - self.rewind_to)
         return rounds + 1 if rest == 0 and 0 <= rounds < self.rounds else 0
 
+    @property
+    def _shown_in(self) -> int:
+        """The step that shows what the optimizer itself changes in its groups."""
+        return max(self.rewind_to, 1)
+
     def before_step(self, step: Step) -> None:
+        if step.number == self._shown_in:
+            step.carried.update(numbers_in_groups(step.memory.optimizers))
         if step.number > self.rewind_to:
             _check_remembered(step.memory, self.rewind_to)
 
@@ -101,6 +113,8 @@ class LotteryTicket(Method):
         pruning.keep_zero_(step)
         if step.number == self.rewind_to:
             _remember(step.memory)
+        if step.number == self._shown_in:
+            _remember_groups(step, at_the_start=self.rewind_to == 0)
         if not (number := self._round(step.number)):
             return
         owned = pruning.owned_of(step)
@@ -117,13 +131,31 @@ class LotteryTicket(Method):
 
 
 def _remember(memory: Memory) -> None:
-    for place, param, state in pruning.trained_by(memory):
+    for place, param, states in pruning.trained_by(memory):
         memory.tensors[f"rewind:{place}"] = shards.whole(param.detach()).clone()
-        for what, value in state.items():
-            if isinstance(value, Tensor):
-                memory.tensors[f"rewind:{place}:{what}"] = shards.whole(value).clone()
-            elif isinstance(value, int | float):  # steps that an optimizer from elsewhere counts
-                memory.tensors[f"rewind:{place}:{what}"] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+        for prefix, (_, state) in zip(_prefixes(place), states, strict=False):
+            for what, value in state.items():
+                if isinstance(value, Tensor):
+                    memory.tensors[f"{prefix}{what}"] = shards.whole(value).clone()
+                elif isinstance(value, int | float):  # steps that an optimizer from elsewhere counts
+                    memory.tensors[f"{prefix}{what}"] = number_tensor(value)
+
+
+def _prefixes(place: str) -> Iterator[str]:
+    """Names of what is remembered of the parameter at `place`: by the optimizer, and by those inside it."""
+    yield f"rewind:{place}:"
+    yield from (f"rewind:{place}:inside {depth}:" for depth in itertools.count(1))
+
+
+def _remember_groups(step: Step, at_the_start: bool) -> None:
+    """Remember what this step of the optimizer has changed in its groups, as it is now or (at the start) as it was before."""
+    if not (before := step.carried):
+        return  # the optimizer has not called its closure
+    after = numbers_in_groups(step.memory.optimizers)
+    for name in dict.fromkeys([*before, *after]):
+        was, now = before.get(name, ABSENT), after.get(name, ABSENT)
+        if was.shape != now.shape or not torch.equal(was, now.to(was.device)):
+            step.memory.tensors[f"rewind:{name}"] = was if at_the_start else now
 
 
 def _check_remembered(memory: Memory, rewind_to: int) -> None:
@@ -138,17 +170,25 @@ def _check_remembered(memory: Memory, rewind_to: int) -> None:
 
 
 def _rewind(memory: Memory) -> None:
-    for place, param, state in pruning.trained_by(memory):
+    put_back(memory.optimizers, {name.removeprefix("rewind:"): then for name, then in memory.tensors.items() if name.startswith("rewind:")})
+    for place, param, states in pruning.trained_by(memory):
         _copy_(param, memory.tensors[f"rewind:{place}"])
-        before = {what: then for what in state if (then := memory.tensors.get(f"rewind:{place}:{what}")) is not None}
-        if not before:
-            pruning.clear_(state, memory.optimizers[0])  # what was not there yet
-        for what, then in before.items():
-            value = state[what]
-            if isinstance(value, Tensor):
-                _copy_(value, then)
-            elif isinstance(value, int | float):
-                state[what] = type(value)(then.item())
+        for prefix, (optimizer, state) in zip(_prefixes(place), states, strict=False):
+            _rewind_state(state, optimizer, memory, prefix)
+
+
+def _rewind_state(state: dict[str, object], optimizer: Optimizer, memory: Memory, prefix: str) -> None:
+    before = {what: then for what in state if (then := memory.tensors.get(f"{prefix}{what}")) is not None}
+    if not before:
+        pruning.clear_(state, optimizer)  # what was not there yet
+        return
+    for what, value in list(state.items()):
+        if isinstance(value, Tensor | int | float) and what not in before:
+            del state[what]  # nor was this: Lookahead's slow weights begin when they are first asked for
+        elif isinstance(value, Tensor):
+            _copy_(value, before[what])
+        elif isinstance(value, int | float):
+            state[what] = type(value)(before[what].item())
 
 
 def _copy_(tensor: Any, whole: Tensor) -> None:

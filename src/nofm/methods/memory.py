@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from ..errors import OptimizerError
 from ..site import Site
+from .inside import groups_of, optimizers_in
 
 __all__ = ["Memory"]
 
@@ -44,8 +45,9 @@ class Memory:
         for group in _groups(self.optimizers):
             group["params"][:] = [param for param in group["params"] if not any(param is mine for mine in self.learned.values())]
         for optimizer in self.optimizers:
-            for parameter in self.learned.values():
-                optimizer.state.pop(parameter, None)
+            for inside in optimizers_in(optimizer):
+                for parameter in self.learned.values():
+                    inside.state.pop(parameter, None)
         self.learned = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,4 +73,4 @@ class Memory:
 
 
 def _groups(optimizers: Sequence[Optimizer]) -> Iterator[dict[str, Any]]:
-    return (group for optimizer in optimizers for group in optimizer.param_groups)
+    return (group for optimizer in optimizers for group in groups_of(optimizer))

@@ -20,6 +20,7 @@ from ..masks import keep_top, magnitude_key
 from ..site import Site
 from .base import Memory, OwnedWeight, Step
 from .budget import allocate
+from .inside import states_of
 
 __all__ = [
     "Pool",
@@ -176,12 +177,12 @@ _MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_i
 _FROM_ZERO = ("step", *_MOMENTS, "row_var", "col_var", "variance")
 
 
-def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, dict[str, object]]]:
-    """Every parameter that the optimizer moves, by its place in it, and what the optimizer remembers of it."""
+def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, list[tuple[Optimizer, dict[str, object]]]]]:
+    """Every parameter that the optimizer moves, by its place in it, and what it and the optimizers inside it remember of it."""
     for i, optimizer in enumerate(memory.optimizers):
         for j, group in enumerate(optimizer.param_groups):
             for k, param in enumerate(group["params"]):
-                yield f"{i}.{j}.{k}", param, optimizer.state.get(param, {})
+                yield f"{i}.{j}.{k}", param, states_of(optimizer, param)
 
 
 def clear_(state: dict[str, object], optimizer: Optimizer) -> None:

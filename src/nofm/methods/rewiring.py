@@ -22,6 +22,7 @@ from ..masks import magnitude_key
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .budget import Allocation, allocate, check_allocation, check_share, check_whole
+from .inside import states_of
 
 __all__ = ["Connections", "Rewiring", "alive", "best", "best_of_each", "chance", "reset_momentum_"]
 
@@ -46,6 +47,7 @@ class Connections(Method):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("sparsity", self.sparsity)
         check_allocation(self.allocation)
         check_whole("seed", self.seed)
@@ -166,9 +168,10 @@ def reset_momentum_(memory: Memory, owned: OwnedWeight, where: Tensor) -> None:
     """Let the optimizer forget what it knows about the weights where `where`, a mask of the whole weight."""
     part = shards.part_of(where, owned.param)
     for optimizer in memory.optimizers:
-        for name, moment in optimizer.state.get(owned.param, {}).items():
-            if name not in _NO_MEMORY and isinstance(moment, Tensor) and _is_of_each(moment, owned.param):
-                shards.local(moment).masked_fill_(part, 0.0)
+        for _, state in states_of(optimizer, owned.param):
+            for name, moment in state.items():
+                if name not in _NO_MEMORY and isinstance(moment, Tensor) and _is_of_each(moment, owned.param):
+                    shards.local(moment).masked_fill_(part, 0.0)
 
 
 def _is_of_each(moment: Tensor, param: Tensor) -> bool:

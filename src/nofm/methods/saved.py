@@ -21,6 +21,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..errors import OptimizerError
+from ..plain import plain_number
 from ..site import Site
 from .base import Memory, Method
 
@@ -106,7 +107,7 @@ def _options(method: Method) -> dict[str, Any]:
 def _is_plain(value: object) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(plain_number(value), bool | int | float | str)
 
 
 def _plain(value: Any) -> Any:
@@ -114,6 +115,7 @@ def _plain(value: Any) -> Any:
     refuses both. Without lists: the method's own could be changed later, and some files (JSON) know no tuples."""
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
+    value = plain_number(value)
     kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), None)
     return kind(value) if kind else str.__str__(value) if isinstance(value, str) else value
 

@@ -43,6 +43,7 @@ class SNIP(Method):
     batches: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("sparsity", self.sparsity)
         check_whole("batches", self.batches, least=1)
 
@@ -91,6 +92,7 @@ def _prune(step: Step) -> None:
     scores: list[Tensor] = [held.pop(f"{one.site.key}:grad") * weight for one, weight in zip(owned, whole_weights(owned), strict=True)]
     for one, mask in zip(owned, strongest(scores, budget_of(step)), strict=True):
         put_on_(one.site, one.param, mask)
-    for _, param, state in trained_by(step.memory):
+    for _, param, states in trained_by(step.memory):
         if any(param is one.param for one in owned):
-            clear_(state, step.memory.optimizers[0])
+            for optimizer, state in states:
+                clear_(state, optimizer)

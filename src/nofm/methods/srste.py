@@ -169,11 +169,12 @@ class SRSTE(Method):
         return self._search is not None and self._search.probes(number)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for field, value, allowed in (("refine", self.refine, ste.Refinement), ("placement", self.placement, Placement)):
             if value not in get_args(allowed):
                 raise OptimizerError(f"{field}={value!r} is not one of {', '.join(map(repr, get_args(allowed)))}")
         is_number = isinstance(self.decay, int | float) and not isinstance(self.decay, bool) and math.isfinite(self.decay)
-        if self.decay != "auto" and not is_number:
+        if not is_number and not (isinstance(self.decay, str) and self.decay == "auto"):
             raise OptimizerError(f'decay={self.decay!r} is no finite number and not "auto"; the paper uses 2e-4')
         flips.check_options(self.decay, self.target, self.probe)
         self._start.check()

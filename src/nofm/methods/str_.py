@@ -52,6 +52,7 @@ class STR(Method):
     decay: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value, usual in (("initial", self.initial, "the paper starts s at -3200"), ("decay", self.decay, "0 adds none")):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise OptimizerError(f"{name}={value!r} is no finite number; {usual}")

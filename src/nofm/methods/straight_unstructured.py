@@ -40,6 +40,7 @@ class UnstructuredSTE(Method):
         return False  # masks follow from the weights
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("sparsity", self.sparsity)
         check_pool(self.allocation)
 

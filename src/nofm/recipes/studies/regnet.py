@@ -34,7 +34,7 @@ def study(base: RunConfig) -> Study:
     home = "timm" if base.data.name == "folder" else "cifar"
     rows, claims = [], []
     for size, (sparse, plain) in _MODELS.items():
-        model = dataclasses.replace(base.model, name=f"{home}/regnetx_{size}")
+        model = dataclasses.replace(base.model, name=f"{home}/regnetx_{size}", width=None)  # which belongs to the base's own network
         own = dataclasses.replace(base, model=model)
         rows += [Row(f"RegNetX{size} dense", dense(own), plain), Row(f"RegNetX{size} SR-STE 2:4", nm(own, "2:4"), sparse)]
         if size == "002":

@@ -1,0 +1,98 @@
+"""What an optimizer remembers, wherever that is: of a parameter in its state, of all together in its groups, and of either in another
+optimizer that it wraps.
+
+timm's Lookahead and others like it have a state of their own that is empty, or holds a part only, and leave the rest to the optimizer that
+they were given. Lamb, Adan and Lookahead count their steps in `param_groups`, beside the learning rate, which is the loop's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["ABSENT", "as_tensor", "groups_of", "number_tensor", "numbers_in_groups", "optimizers_in", "put_back", "states_of"]
+
+_NONE = torch.empty(0)  # None, among tensors
+ABSENT = torch.empty(0, 0)  # no entry at all
+
+
+def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
+    """`optimizer`, and those that it wraps: which it holds, and which move parameters of its own."""
+    found = [optimizer]
+    for outer in found:  # grows while it is walked
+        held = [each for value in vars(outer).values() for each in (value if isinstance(value, list | tuple) else (value,))]
+        for each in held:
+            if isinstance(each, Optimizer) and not any(each is known for known in found) and _share_parameters(each, outer):
+                found.append(each)
+    return found
+
+
+def _share_parameters(one: Optimizer, other: Optimizer) -> bool:
+    moved, also = ({id(param) for group in each.param_groups for param in group["params"]} for each in (one, other))
+    return not moved.isdisjoint(also)
+
+
+def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Its groups and those of the optimizers that it wraps, each once: wrappers mostly hand out the very groups of what is inside."""
+    return list({id(group): group for each in optimizers_in(optimizer) for group in each.param_groups}.values())
+
+
+def states_of(optimizer: Optimizer, param: Tensor) -> list[tuple[Optimizer, dict[Any, Any]]]:
+    """What is remembered of `param` by each of `optimizers_in`, always as many; of two that share a state the inner one remembers."""
+    by_state = {id(each.state): each for each in optimizers_in(optimizer)}
+    return [(each, each.state.get(param, {})) for each in by_state.values()]
+
+
+def as_tensor(value: Any) -> Tensor | None:
+    """A copy of a number, None, a tensor or a list of numbers, as saved states hold it; None where `value` is something else."""
+    if value is None:
+        return _NONE
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    numbers = value if isinstance(value, list | tuple) else (value,)
+    return number_tensor(value) if all(isinstance(number, int | float) for number in numbers) else None
+
+
+def number_tensor(value: Any) -> Tensor:
+    """A number, or a list of them, without rounding: torch would make fp32 of floats."""
+    has_floats = any(isinstance(number, float) for number in (value if isinstance(value, list | tuple) else (value,)))
+    return torch.tensor(value, dtype=torch.float64 if has_floats else None)
+
+
+def numbers_in_groups(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """All that `as_tensor` knows in the groups of the optimizers, by place and name: "0.1:step" of the second group of the first."""
+    found: dict[str, Tensor] = {}
+    for place, group in _places(optimizers):
+        values = {f"{place}:{what}": as_tensor(value) for what, value in group.items() if what != "params"}
+        found |= {name: value for name, value in values.items() if value is not None}
+    return found
+
+
+def put_back(optimizers: Sequence[Optimizer], then: Mapping[str, Tensor]) -> None:
+    """Give entries of the groups values that `numbers_in_groups` has found; take those that are `ABSENT` out."""
+    for place, group in _places(optimizers):
+        for name, value in then.items():
+            if name.startswith(f"{place}:"):
+                _put(group, name.removeprefix(f"{place}:"), value)
+
+
+def _put(group: dict[str, Any], what: str, value: Tensor) -> None:
+    now = group.get(what)
+    if value.shape == ABSENT.shape:
+        group.pop(what, None)
+    elif value.shape == _NONE.shape:
+        group[what] = None
+    elif isinstance(now, Tensor):
+        now.detach().copy_(value)  # in its place: an optimizer or a CUDA graph may hold it
+    elif isinstance(now, list | tuple):
+        group[what] = type(now)(value.tolist())
+    else:
+        group[what] = value.item() if now is None else type(now)(value.item())
+
+
+def _places(optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((f"{i}.{j}", group) for i, optimizer in enumerate(optimizers) for j, group in enumerate(groups_of(optimizer)))
