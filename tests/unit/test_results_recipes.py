@@ -82,6 +82,7 @@ FOLDERS: dict[str, tuple[Told, ...]] = {
     "cifar10-resnet20/table3": told(_20, "table3 --on", "table3 fig4 appendix", "table2 table3 fig4 beyond"),
     "cifar10-resnet20-10-steps-rate-0.004/fig3": (Told(_20, "nofm study fig3 --on", "At 0.004, about what", {"--optim.lr": "0.004"}),),
     "cifar10-resnet20-10-steps-rate-0.04/fig3": told(_20, "fig3 --on"),
+    "cifar10-resnet20-5-epochs/kernels": told(_20, "kernels --on"),
     "flow-stamps/flow": told("flow-stamps", "flow"),
     "multi30k-small/translation": told("multi30k-small", "translation"),
     "nuclei-maskrcnn/segmentation": told("nuclei-maskrcnn", "segmentation"),
