@@ -2,9 +2,9 @@
 
 The second writing knows nothing of nofm: a dense twin of the network, whose forward is given the weights that the rule says, and an
 ordinary optimizer. It steps as the first does, with several groups, clipping and accumulation. What is random in a method is taken over
-from nofm: the first connections of RigL, SNFS and those below, where SET, DSR and Deep Rewiring let connections grow, of which there must
-be as many in each layer as the paper says, on free places, and Deep Rewiring's noise. (What these draws are: `test_rewiring_by_hand`,
-`test_draws`.) Two methods are elsewhere: DNW, as a graph (`test_dnw_as_a_graph`), and SR-STE's search for lambda, which is no paper's.
+from nofm: the first connections of all methods that rewire; where SET, DSR and Deep Rewiring let connections grow, of which there must be
+as many in each layer as the paper says, on free places; and Deep Rewiring's noise. (What these draws are: `test_rewiring_by_hand`,
+`test_draws`.) DNW is elsewhere, as a graph (`test_dnw_as_a_graph`).
 """
 
 from __future__ import annotations
@@ -561,6 +561,46 @@ class DecoupledSRSTE(SRSTE):
         self.mask()
 
 
+class SearchedSRSTE(SRSTE):
+    """Lambda by the flip rate, as the docstring of `nofm.SRSTE` has it. Outputs with an odd index are trained without the term until it
+    is found; one flip is added to both rates, so that a step without any is no minus infinity."""
+
+    probe = 20
+
+    def start(self, masks: dict[str, Tensor]) -> None:
+        super().start(masks)
+        self.decay, self.found = 2e-4, []
+
+    def even(self, name: str) -> Tensor:
+        outputs = self.weights[name].movedim(1 if name.startswith("up") else 0, 0)
+        even = torch.zeros_like(outputs, dtype=torch.bool)
+        even[::2] = True
+        return even.movedim(0, 1 if name.startswith("up") else 0)
+
+    def term(self, name: str) -> Tensor:
+        return super().term(name) if self.number > self.probe else torch.where(self.even(name), super().term(name), 0.0)
+
+    def after(self) -> None:
+        before = self.masks
+        super().after()
+        if self.number > self.probe:
+            return
+        with_term, without = (
+            sum(int(((before[name] != mask) & (self.even(name) == is_even)).sum()) for name, mask in self.masks.items())
+            / sum(int((self.even(name) == is_even).sum()) for name in self.masks)
+            for is_even in (True, False)
+        )
+        one = 1 / sum(mask.numel() for mask in self.masks.values())
+        self.found.append(math.log(self.decay) + 20 / self.probe * min(1, max(-1, 3 * math.log((with_term + one) / (0.6 * without + one)))))
+        self.decay = math.exp(self.found[-1] if self.number < self.probe else sum(self.found[10:]) / 10)
+
+    def agrees(self, memory: nofm.methods.Memory) -> None:
+        assert memory.tensors["decay"].item() == pytest.approx(self.decay, rel=1e-6)  # its mean is of numbers in fp32
+        if self.number == STEPS:  # a flip is rare in a network this small, and one is a step of full length: `test_flips` has others
+            assert len(self.found) == self.probe
+            assert len({round(found, 2) for found in self.found}) > 3
+
+
 class Dense(STE):
     """Its masks are those that its pattern would give."""
 
@@ -605,6 +645,7 @@ RULES: dict[str, tuple[nofm.Method, type[Rule]]] = {
     "sr-ste, Eq. 5": (nofm.SRSTE(0.05, "sign"), SignSRSTE),
     "sr-ste, Eq. 6": (nofm.SRSTE(-3.0, "gradient"), GradientSRSTE),
     "sr-ste, decoupled": (nofm.SRSTE(0.05, placement="decoupled"), DecoupledSRSTE),
+    "sr-ste, searched": (nofm.SRSTE("auto", probe=20), SearchedSRSTE),
     "asp": (nofm.ASP(prune_at=12), ASP),
     "dense": (nofm.Dense(), Dense),
 }
@@ -636,6 +677,7 @@ def test_every_step_is_that_of_the_paper(method, rule, make_optimizer):
         paper.step(clip)
         for site in nofm.sites(model):
             assert torch.equal(site.mask(), paper.masks[site.key]), f"{site.key} after step {number + 1}"
+            assert site.stored_mask is None or torch.equal(site.stored_mask, site.mask()), "what states hold and others are shown"
         for name, ours in model.named_parameters():
             torch.testing.assert_close(ours, paper.value(name), rtol=0, atol=1e-6, msg=f"{name} after step {number + 1}")
         paper.agrees(handle.memory)
