@@ -88,9 +88,8 @@ FOLDERS: dict[str, tuple[Told, ...]] = {
     "nuclei-maskrcnn/segmentation": told("nuclei-maskrcnn", "segmentation"),
 }
 
-# Of the overview, which leaves evaluations and log intervals to the pages: its beginnings, and the folders that they are about.
+# Of the overview, which leaves evaluations to the pages: its beginnings, and the folders that they are about.
 OVERVIEW = {"nofm study table1 --on cifar10/resnet20": _20, "nofm study table1 --on cifar10/resnet18": _18}
-LEFT_TO_THE_PAGES = ("--engine.log_every", "97")
 
 
 @cache
@@ -173,9 +172,8 @@ def test_every_committed_run_is_one_that_a_command_makes(folder):
 
 
 @pytest.mark.parametrize("begins", OVERVIEW)
-def test_the_overview_has_the_same_commands_but_for_log_intervals(begins):
+def test_the_overview_has_the_same_commands(begins):
     [line] = re.findall(rf"`({re.escape(begins)} [^`]*)`", (RESULTS / "README.md").read_text())
     words = tuple(shlex.split(line)[2:])
-    words += () if LEFT_TO_THE_PAGES[0] in words else LEFT_TO_THE_PAGES
     for folder in (folder for folder in FOLDERS if folder.startswith(f"{OVERVIEW[begins]}/")):
         assert what_counts(rows_of(words, folder.partition("/")[2])) == what_counts(committed(folder)), folder
