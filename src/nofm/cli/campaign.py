@@ -166,7 +166,7 @@ def facts_of(name: str, study: Study, base: RunConfig, on: str) -> dict[str, Any
         "paper_of": study.paper_of,
         "rows": rows,
         "claims": claims,
-        "notes": list(study.notes),
+        "notes": [*study.notes, *_of_what(base)],
         **({"shapes_beyond": study.shapes_beyond} if study.shapes_beyond else {}),
     }
 
@@ -182,6 +182,12 @@ def note(folder: Path, facts: dict[str, Any]) -> None:
     """Write down what a study is."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "study.json", json.dumps(facts, indent=1).encode() + b"\n")
+
+
+def _of_what(base: RunConfig) -> list[str]:
+    """What is measured on, where it is not the test data."""
+    count = base.data.held_out
+    return [] if count is None else [f"Measured on the last {count:,} training images, which were not trained on, not on the test images."]
 
 
 def _trained_on(study: Study, base: RunConfig, on: str) -> str:

@@ -28,6 +28,8 @@ def _what(info: Mapping[str, Any], start: Mapping[str, Any]) -> Iterator[str]:
     if info["recipe"]:
         yield info["recipe"]
     yield f"{config['model']['name']} on {config['data']['name']}"
+    if config["data"].get("held_out") is not None:  # which earlier runs do not know
+        yield f"measured on {config['data']['held_out']:,} held-out training images"
     if config["engine"]["epochs"] is not None:
         yield f"{config['engine']['epochs']:g} epochs"
     yield f"{start['steps']:,} steps of {config['engine']['batch_size']:,} {start['unit']}"

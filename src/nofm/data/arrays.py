@@ -6,7 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -39,6 +39,14 @@ class Arrays:
                 raise DataError(f"{len(images)} {what} images have {len(labels)} labels")
             if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
                 raise DataError(f"{what} labels run from {int(labels.min())} to {int(labels.max())}, expected 0 to {self.classes - 1}")
+
+    def holding_out(self, count: int) -> Arrays:
+        """These, but the last `count` training images are those to test by: options that were chosen by them have not seen the others."""
+        rest = len(self.train_labels) - count
+        if rest < 1:
+            raise DataError(f"data.held_out = {count}: leaves nothing to train on of {len(self.train_labels)} training images")
+        images, labels = self.train_NCHW, self.train_labels
+        return replace(self, train_NCHW=images[:rest], train_labels=labels[:rest], test_NCHW=images[rest:], test_labels=labels[rest:])
 
 
 @lru_cache(maxsize=1)  # runs that share a process mostly share their data, and nothing writes into it

@@ -132,6 +132,9 @@ class DataConfig:
     """translation: the language to translate from, as files end; en where nothing is said."""
     target: str | None = None
     """translation: the language to translate to; de where nothing is said."""
+    held_out: int | None = None
+    """digits, fashion, cifar10: so many of the last training images are not trained on but measured on, in place of the test images: to
+    choose options by. `nofm evaluate RUN --name test --data.held_out none` then measures what was chosen on the test images."""
     test: str | None = None
     """The split to be measured on: translation, test, of multi30k test_2016_flickr, where nothing is said; detection and segmentation,
     val where nothing is said; flow, val, what its layout holds out, or of data that was not trained on all (nofm evaluate)."""

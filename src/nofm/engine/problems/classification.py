@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..complaints import Complaints, batch_divides, folder, number
-from ..config import ConfigError, RunConfig
+from ..config import ConfigError, DataConfig, RunConfig
 from ..resolve import near
 from .base import CLASSES, Problem, known_classes
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...analysis import Cost
+    from ...data.arrays import Arrays
     from ...data.loader import Loader, Tests
     from ...tasks.base import Task
     from ..world import World
@@ -45,10 +46,11 @@ class Classification(Problem):
         "data.size",
         "data.crop",
         "data.flip",
+        "data.held_out",
         "data.loader",
         "data.corrupt",
     )
-    test_fields = ("data.name", "data.root", "data.size", "data.corrupt")
+    test_fields = ("data.name", "data.root", "data.size", "data.corrupt", "data.held_out")
     data = ("digits", "fashion", "cifar10", "folder")
 
     # ---- settings ----
@@ -94,6 +96,8 @@ class Classification(Problem):
         if d.name == "folder":
             if d.loader == "resident":
                 yield "data.loader", "must be workers for a folder of images, which does not fit on a device"
+            if d.held_out is not None:
+                yield "data.held_out", "has no effect on a folder of images, which is measured on those in val/; put others there"
             if d.crop:
                 yield "data.crop", "has no effect on a folder of images, which is cut at random anyway; allowed: 0"
             if d.root is not None and Path(d.root).is_dir():
@@ -108,6 +112,7 @@ class Classification(Problem):
                 yield "data.corrupt", f"has no effect on {d.name}: only a folder of images can skip one; allowed: error"
         yield from number("data.size", d.size, 8)
         yield from number("data.crop", d.crop, 0, 16, open_high=False)
+        yield from number("data.held_out", d.held_out, 1)
 
     # ---- network ----
 
@@ -136,14 +141,13 @@ class Classification(Problem):
     # ---- data ----
 
     def loader(self, c: RunConfig, world: World) -> Loader:
-        from ...data.arrays import read_arrays
         from ...data.loader import ResidentLoader
         from ...data.order import Order, Share
 
         d, e = c.data, c.engine
         share = Share(world.rank, world.size, e.accumulate)
         if d.loader == "resident":
-            arrays = read_arrays(d.name, d.root)
+            arrays = _arrays(d)
             order = Order(len(arrays.train_labels), e.batch_size, c.seed)
             return ResidentLoader(arrays, order, share, world.device, d.crop, d.flip)
 
@@ -153,7 +157,7 @@ class Classification(Problem):
         if d.name == "folder":
             images = FolderImages(d.root or "", d.size or 224, d.flip)
         else:
-            images = ArrayImages(read_arrays(d.name, d.root), d.crop, d.flip)
+            images = ArrayImages(_arrays(d), d.crop, d.flip)
         order = Order(images.train_size, e.batch_size, c.seed)
         return WorkerLoader(images, order, share, e.workers, world.device.type == "cuda", d.corrupt == "skip")
 
@@ -178,13 +182,13 @@ class Classification(Problem):
         yield from self._check_data(c, ("val",))
 
     def tests(self, own: RunConfig, c: RunConfig, world: World, run: Path) -> Tests:
-        from ...data.arrays import CIFAR_CLASSES, CIFAR_MEAN, CIFAR_STD, read_arrays
+        from ...data.arrays import CIFAR_CLASSES, CIFAR_MEAN, CIFAR_STD
         from ...data.loader import ResidentLoader
         from ...data.order import Order, Share
 
         d, e = c.data, c.engine
         if d.loader == "resident":
-            arrays = read_arrays(d.name, d.root)
+            arrays = _arrays(d)
             return ResidentLoader(arrays, Order(len(arrays.train_labels), 1, c.seed), Share(), world.device)
 
         from ...data.workers import ArrayImages, FolderTests, WorkerTests, as_arrays, centre
@@ -195,8 +199,15 @@ class Classification(Problem):
         elif d.name == "folder":
             images = FolderTests(d.root or "", known_classes(run) or _trained_on(c, run), centre(d.size or 224))
         else:
-            images = ArrayImages(read_arrays(d.name, d.root), 0, False)
+            images = ArrayImages(_arrays(d), 0, False)
         return WorkerTests(images, e.batch_size, e.workers, world.device.type == "cuda", d.corrupt == "skip")
+
+
+def _arrays(d: DataConfig) -> Arrays:
+    from ...data.arrays import read_arrays
+
+    arrays = read_arrays(d.name, d.root)
+    return arrays if d.held_out is None else arrays.holding_out(d.held_out)
 
 
 def _trained_on(c: RunConfig, run: Path) -> list[str]:

@@ -1,0 +1,106 @@
+"""data.held_out: options are chosen by training images that were not trained on; `nofm evaluate` then looks at the test images, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from short_runs import events
+from small_runs import SMALL, changed
+
+from nofm.cli.campaign import facts_of
+from nofm.cli.main import main
+from nofm.data.arrays import Arrays, read_arrays
+from nofm.data.errors import DataError
+from nofm.engine.config import ConfigError
+from nofm.engine.problems import problem_of
+from nofm.engine.train import train
+from nofm.engine.validate import check
+from nofm.engine.world import joined_world
+from nofm.recipes import find
+from nofm.recipes.studies import STUDIES
+
+HELD_OUT = changed(SMALL, data={"held_out": 300})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    threads = torch.get_num_threads()
+    train(HELD_OUT, out := tmp_path_factory.mktemp("held-out") / "run")
+    torch.set_num_threads(threads)
+    return out
+
+
+@pytest.fixture
+def digits() -> Arrays:
+    return read_arrays("digits", None)
+
+
+def test_the_last_training_images_are_those_to_test_by_and_no_others_are(digits):
+    arrays = digits.holding_out(300)
+    assert torch.equal(torch.cat([arrays.train_NCHW, arrays.test_NCHW]), digits.train_NCHW)
+    assert torch.equal(torch.cat([arrays.train_labels, arrays.test_labels]), digits.train_labels)
+    assert len(arrays.test_labels) == 300
+    assert arrays.mean == digits.mean
+
+
+@pytest.mark.parametrize("count", [1437, 1438])
+def test_something_must_be_left_to_train_on(digits, count):
+    with pytest.raises(DataError, match=rf"data.held_out = {count}: leaves nothing to train on of 1437 training images"):
+        digits.holding_out(count)
+
+
+@pytest.mark.parametrize("loader", ["resident", "workers"])
+def test_loaders_have_those_only(digits, loader):
+    config = changed(HELD_OUT, data={"loader": loader})
+    with joined_world("cpu") as world:
+        there = problem_of(config).loader(config, world)
+        assert torch.equal(torch.cat([batch["label"] for batch in there.test()]), digits.train_labels[-300:])
+        drawn = torch.cat([there.order.epoch_indices(epoch) for epoch in range(8)])  # each leaves a few out, less than a batch
+        assert drawn.unique().tolist() == list(range(len(digits.train_labels) - 300))
+
+
+def test_a_run_is_measured_on_them_and_later_on_the_test_images(run, digits, capsys):
+    [end] = [each for each in events(run) if each["event"] == "end"]
+    assert (end["metrics"]["accuracy"] * 3) % 1 == pytest.approx(0, abs=1e-4)  # of 300 images
+    assert main(["evaluate", str(run), "--name", "test", "--data.held_out", "none"]) == 0
+    measured = json.loads((run / "evaluations" / "test.json").read_text())
+    assert (measured["metrics"]["accuracy"] * 3.6) % 1 == pytest.approx(0, abs=1e-4)  # of 360
+    assert measured["metrics"]["accuracy"] != end["metrics"]["accuracy"]
+
+
+def test_what_is_held_out_changes_no_weight(run, tmp_path, monkeypatch, digits):
+    """With other images in their places the same network comes out: it has seen none of them."""
+    others = dataclasses.replace(digits, train_NCHW=digits.train_NCHW.clone())
+    others.train_NCHW[-300:] = 255 - others.train_NCHW[-300:]
+    monkeypatch.setattr("nofm.data.arrays.read_arrays", lambda name, root: others)  # which is imported where it is called
+    train(HELD_OUT, tmp_path / "run")
+    one, other = (load_file(folder / "model.safetensors") for folder in (run, tmp_path / "run"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    ends = [[each for each in events(folder) if each["event"] == "end"][-1]["metrics"]["loss"] for folder in (run, tmp_path / "run")]
+    assert ends[0] != ends[1]
+
+
+def test_a_study_says_so(tmp_path):
+    base = changed(find("digits"), data={"held_out": 300})
+    facts = facts_of("fig4", STUDIES["fig4"](base), base, "digits")
+    assert "Measured on the last 300 training images, which were not trained on, not on the test images." in facts["notes"]
+    assert not any("Measured" in note for note in facts_of("fig4", STUDIES["fig4"](find("digits")), find("digits"), "digits")["notes"])
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "data.held_out = 0"), (-5, "data.held_out = -5")])
+def test_no_such_number(count, said):
+    with pytest.raises(ConfigError, match=said):
+        check(changed(SMALL, data={"held_out": count}))
+
+
+def test_a_folder_of_images_has_its_own(tmp_path):
+    for part in ("train", "val"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+    folder = {"name": "folder", "root": str(tmp_path), "loader": "workers", "held_out": 100}
+    with pytest.raises(ConfigError, match=r"data.held_out.* has no effect on a folder of images, which is measured on those in val/"):
+        check(changed(SMALL, data=folder))
