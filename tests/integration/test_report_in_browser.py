@@ -19,7 +19,7 @@ import trained_runs
 
 pytestmark = pytest.mark.slow
 
-SCREENS = [(390, False), (390, True), (1440, False), (1440, True)]
+SCREENS = [(390, False), (390, True), (1200, False), (1440, False), (1440, True)]
 METHODS = ("dense", "srste", "ste")
 
 

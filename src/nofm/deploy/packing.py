@@ -8,7 +8,6 @@ decided is in the report that is returned, layer by layer, with a reason where a
 from __future__ import annotations
 
 import copy
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import LayerError, NoZerosError
 from ..kernels import products
 from ..kinds import known_weights
-from ..overview import refuse_packed, table
+from ..overview import refuse_packed, table_that_fits, wrapped
 from ..plain import plain_number
 from ..readers import children_read
 from ..site import sites
@@ -30,7 +29,6 @@ from .timing import Spread, in_turns
 __all__ = ["PackedRow", "Packing", "pack_", "unpack_"]
 
 _ROUNDS = 7  # of timing
-_WIDTH = 80  # of a terminal
 _WORTH = 0.95  # of the dense time: what must be gained for a layer to be packed
 _ZEROS = 0.4  # of a weight: with fewer, leaving them out cannot pay
 
@@ -65,14 +63,14 @@ class Packing:
     def __str__(self) -> str:
         timed = [row for row in self.rows if row.speed_up is not None]
         lines = [*_timed_lines(timed), *_untimed_lines(self.rows)]
-        lines += _wrapped(f"{self.packed} of {len(self.rows)} weights with many zeros are packed{_kept_of(self.rows)}.")
+        lines += wrapped(f"{self.packed} of {len(self.rows)} weights with many zeros are packed{_kept_of(self.rows)}.")
         if timed:
             before = sum(row.calls * row.dense for row in timed)
             after = sum(row.calls * (row.without_zeros if row.packed else row.dense) for row in timed)
             threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
             took = f"{_ms(after)} ms instead of {_ms(before)}"
-            lines += _wrapped(f"Timed layers, all calls: {took}, {before / after:.2f} x, {threads}.")
-            lines += _wrapped(_doubts(timed))
+            lines += wrapped(f"Timed layers, all calls: {took}, {before / after:.2f} x, {threads}.")
+            lines += wrapped(_doubts(timed))
         return "\n".join(lines)
 
 
@@ -80,17 +78,14 @@ class Packing:
 
 
 def _timed_lines(timed: Sequence[PackedRow]) -> list[str]:
-    """A table. Where names are too long for it, each has a line of its own, and its numbers stand below."""
+    """A table, and how it was measured."""
     if not timed:
         return []
-    lines = table([("layer", *_HEADER), *((row.name, *_cells(row)) for row in timed)], right=(2, 3))
-    if max(map(len, lines)) > _WIDTH:
-        head, *numbers = (f"  {line}" for line in table([_HEADER, *map(_cells, timed)], right=(1, 2)))
-        lines = ["layer", head, *(line for row, below in zip(timed, numbers, strict=True) for line in (row.name, below))]
+    lines = table_that_fits([("layer", *_HEADER), *((row.name, *_cells(row)) for row in timed)], right=(2, 3))
     how = f"Milliseconds of a call: medians of {_ROUNDS} rounds in turns; range: from the lowest to the highest speed-up of a round."
     if not all(row.packed for row in timed):
         how += f" A layer is packed where it gains {1 - _WORTH:.0%} or more."
-    return [*lines, *_wrapped(how)]
+    return [*lines, *wrapped(how)]
 
 
 def _doubts(timed: Sequence[PackedRow]) -> str:
@@ -120,11 +115,7 @@ def _untimed_lines(rows: Sequence[PackedRow]) -> list[str]:
     for row in rows:
         if row.speed_up is None:
             reasons.setdefault(row.note, []).append(f"{row.name} ({_shape(row)})")
-    return [line for note, names in reasons.items() for line in _wrapped(f"{note}: {', '.join(names)}", indent="  ")]
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line for note, names in reasons.items() for line in wrapped(f"{note}: {', '.join(names)}", indent="  ")]
 
 
 def _kept_of(rows: Sequence[PackedRow]) -> str:
