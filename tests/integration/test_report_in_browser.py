@@ -69,6 +69,13 @@ def test_nothing_overflows(opened):
     assert out == []
 
 
+def test_on_a_desk_the_comparison_is_seen_whole(browser, page):
+    """A mean and its spread stand in two lines where one has no room."""
+    browser.open(page, 1200, False)
+    box = "document.querySelector('.scroll:has(.compared)')"
+    assert browser.run(f"return {box}.scrollWidth") <= browser.run(f"return {box}.clientWidth")
+
+
 def test_text_of_drawings_stays_inside_and_is_large_enough_to_read(opened):
     texts = opened.run("""
         return [...document.querySelectorAll('figure svg text')].map(t => {
