@@ -70,8 +70,13 @@ def test_nothing_overflows(opened):
 
 
 def test_on_a_desk_the_comparison_is_seen_whole(browser, page):
-    """A mean and its spread stand in two lines where one has no room."""
+    """Also that of a long run, with numbers of many digits: a mean and its spread stand in two lines where one has no room."""
     browser.open(page, 1200, False)
+    browser.run("""
+        for (const cell of document.querySelectorAll('.compared td')) {
+            const parts = cell.querySelectorAll('span');
+            if (parts.length == 2) { parts[0].textContent = '1,234,567.89'; parts[1].textContent = '± 1,234.5678'; }
+        }""")
     box = "document.querySelector('.scroll:has(.compared)')"
     assert browser.run(f"return {box}.scrollWidth") <= browser.run(f"return {box}.clientWidth")
 
