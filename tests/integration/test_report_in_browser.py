@@ -19,7 +19,7 @@ import trained_runs
 
 pytestmark = pytest.mark.slow
 
-SCREENS = [(390, False), (390, True), (1440, False), (1440, True)]
+SCREENS = [(390, False), (390, True), (1200, False), (1440, False), (1440, True)]
 METHODS = ("dense", "srste", "ste")
 
 
@@ -67,6 +67,18 @@ def test_nothing_overflows(opened):
             .filter(e => e.getBoundingClientRect().right > {opened.width} + 0.5 || e.getBoundingClientRect().left < -0.5)
             .map(e => e.outerHTML.slice(0, 80));""")
     assert out == []
+
+
+def test_on_a_desk_the_comparison_is_seen_whole(browser, page):
+    """Also that of a long run, with numbers of many digits: a mean and its spread stand in two lines where one has no room."""
+    browser.open(page, 1200, False)
+    browser.run("""
+        for (const cell of document.querySelectorAll('.compared td')) {
+            const parts = cell.querySelectorAll('span');
+            if (parts.length == 2) { parts[0].textContent = '1,234,567.89'; parts[1].textContent = '± 1,234.5678'; }
+        }""")
+    box = "document.querySelector('.scroll:has(.compared)')"
+    assert browser.run(f"return {box}.scrollWidth") <= browser.run(f"return {box}.clientWidth")
 
 
 def test_text_of_drawings_stays_inside_and_is_large_enough_to_read(opened):

@@ -200,7 +200,7 @@ def test_of_several_runs_each_has_a_line_and_what_they_are_is_told_once(tmp_path
 def test_of_a_long_one_of_several_runs_there_is_a_line_now_and_then(tmp_path):
     lines = several_lines(tmp_path, Turn(2, 12, "seed-1"), 20.0)
     assert [line.partition(": ")[2].split("  ")[0] for line in lines[:-1]] == ["step 20", "step 40"], "not less than half a minute apart"
-    assert lines[0] == "[2/12] seed-1: step 20  loss 0.0500  lr 0.1  decay 0.0021  accuracy 90.00 at step 20  SAD 7  50 images/s"
+    assert lines[0] == "[2/12] seed-1: step 20  loss 0.0500  lr 0.1  decay 0.0021  accuracy 90.00 at step 20  SAD 7 weights  50 images/s"
 
 
 def test_on_a_terminal_the_bars_of_several_runs_go(tmp_path, capsys):

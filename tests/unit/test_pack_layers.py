@@ -334,6 +334,34 @@ def test_what_speaks_against_the_times_is_told():
     assert "In 1 of 2 layers the range holds 1" in str(packing.Packing((row, unsure), 1))
 
 
+# Of seven rounds each: dense, packed, and what is chosen.
+CHOICES: dict[str, tuple[Sequence[float], Sequence[float], str]] = {
+    "faster in all": ((2, 2, 2, 2, 2, 2, 2), (1, 1, 1, 1, 1, 1, 1), "packed"),
+    "slower once": ((2, 2, 2, 2, 2, 2, 2), (1, 1, 9, 1, 1, 1, 1), "packed"),
+    "slower twice": ((2, 2, 2, 2, 2, 2, 2), (1, 1, 9, 1, 9, 1, 1), "not faster in nearly all rounds"),
+    "as slow twice": ((2, 2, 2, 2, 2, 2, 2), (1, 1, 2, 1, 2, 1, 1), "not faster in nearly all rounds"),
+    # Both had a slow machine in half of the rounds; side by side one is always the faster, though not by the ranges.
+    "a machine that changes": ((2, 8, 2, 8, 2, 8, 2), (1.8, 7, 1.8, 7, 1.8, 7, 1.8), "packed"),
+    # The same sets of times in other rounds: medians alone would take it.
+    "the same times apart": ((2, 8, 2, 8, 2, 8, 2), (7, 1.8, 7, 1.8, 1.8, 1.8, 7), "not faster in nearly all rounds"),
+    "too little": ((2, 2, 2, 2, 2, 2, 2), (1.95, 1.95, 1.95, 1.95, 1.95, 1.95, 1.95), "gains less than 5%"),
+    "just too little": ((2, 2, 2, 2, 2, 2, 2), (1.9, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9), "gains less than 5%"),
+    "slower": ((2, 2, 2, 2, 2, 2, 2), (3, 3, 3, 3, 3, 3, 3), "dense is faster"),
+    "as fast": ((2, 2, 2, 2, 2, 2, 2), (2, 2, 2, 2, 2, 2, 2), "dense is faster"),
+}
+
+
+@pytest.mark.parametrize(("dense", "without", "chosen"), CHOICES.values(), ids=CHOICES)
+def test_a_layer_is_packed_where_that_is_beyond_the_spread(dense, without, chosen, monkeypatch):
+    model = folded()
+    monkeypatch.setattr(packing, "in_turns", lambda calls, rounds: [Seconds(tuple(map(float, each))) for each in (dense, without)])
+    report = nofm.pack_(model, X)
+    assert {row.note for row in report.rows} == {chosen}
+    assert report.packed == (3 if chosen == "packed" else 0) == sum(isinstance(layer, PackedLayer) for layer in model)
+    unsure = "3 of 3 would gain by the medians, but not in 2 or more of 7 rounds, and stay as they are."
+    assert (unsure in " ".join(str(report).split())) == (chosen == "not faster in nearly all rounds")
+
+
 def test_a_layer_that_gains_next_to_nothing_stays_and_calls_are_counted(monkeypatch):
     class Often(nn.Module):
         def __init__(self) -> None:
@@ -347,7 +375,7 @@ def test_a_layer_that_gains_next_to_nothing_stays_and_calls_are_counted(monkeypa
     model = Often().eval()
     model.layer.weight.data[:, ::2] = 0.0
     report = nofm.pack_(model, (2, 32))  # a shape will do
-    assert "packed where it gains 5% or more" in " ".join(str(report).split())
+    assert "packed where it gains 5% or more and is faster in all rounds but 1" in " ".join(str(report).split())
     (row,) = report.rows
     assert (row.packed, row.note, row.calls) == (False, "gains less than 5%", 3)
     monkeypatch.setattr(packing, "in_turns", measuring(lambda dense, packed: 0.5))

@@ -51,7 +51,7 @@ def test_a_column_for_each_evaluation_over_seeds(tmp_path, capsys):
     page = write_report(runs, tmp_path / "out")
     text = page.read_text()
     assert '<th scope="col">sintel-v1.0: EPE, px</th>' in text
-    assert ">4.0 ± 1.4 (2 of 3 seeds)<" in text
+    assert "<td><span>4.0</span> <span>± 1.4 (2 of 3 seeds)</span></td>" in text
     with page.with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["sintel-v1.0.epe"] for row in rows] == ["3.0", "5.0", ""]

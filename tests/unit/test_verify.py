@@ -287,3 +287,54 @@ def test_zeros_by_chance_are_no_pattern_with_violations(share):
     weight = torch.randn(256, 256)
     weight[torch.rand(256, 256) < share] = 0.0
     assert nofm.verify({"w": weight})["w"].unstructured
+
+
+HALF = torch.tensor([1.0, 1.0, 0.0, 0.0]).repeat(8, 2)  # 2:4, and no stricter pattern
+
+
+def test_notes_stand_beside_their_weights_where_a_terminal_has_room():
+    state = {"a": HALF, "b": torch.ones(8, 8)}
+    assert str(nofm.verify(state)).splitlines() == [
+        "weight  shape  N:M  axis  groups  violations  zeros",
+        "a       8x8    2:4  1     16      0           50.0%",
+        "b       8x8    -    -     0       0           0.0%   nothing is pruned",
+        "1 of 2 weights are N:M",
+    ]
+
+
+def test_and_below_where_it_has_not():
+    state = {f"encoder.layer.{i}.dense.weight": HALF for i in range(2)}
+    state |= {f"encoder.layer.{i}.head.weight": torch.ones(8, 8) for i in range(4)}
+    scattered = torch.ones(64, 64)
+    scattered[torch.rand(64, 64, generator=torch.Generator().manual_seed(0)) < 0.7] = 0.0
+    share = f"{(scattered == 0).float().mean():.1%}"
+    report = nofm.verify(state | {"decoder.layer.0.output.dense.weight": scattered})
+    assert report["decoder.layer.0.output.dense.weight"].note == f"unstructured, {share} zeros"
+    assert str(report).splitlines() == [
+        "weight                               shape  N:M  axis  groups  violations  zeros",
+        "encoder.layer.0.dense.weight         8x8    2:4  1     16      0           50.0%",
+        "encoder.layer.1.dense.weight         8x8    2:4  1     16      0           50.0%",
+        "encoder.layer.0.head.weight          8x8    -    -     0       0           0.0%",
+        "encoder.layer.1.head.weight          8x8    -    -     0       0           0.0%",
+        "encoder.layer.2.head.weight          8x8    -    -     0       0           0.0%",
+        "encoder.layer.3.head.weight          8x8    -    -     0       0           0.0%",
+        f"decoder.layer.0.output.dense.weight  64x64  -    -     0       0           {share}",
+        "nothing is pruned: encoder.layer.0.head.weight, encoder.layer.1.head.weight,",
+        "  encoder.layer.2.head.weight, encoder.layer.3.head.weight",
+        "unstructured: decoder.layer.0.output.dense.weight",
+        f"2 of 7 weights are N:M, 1 is unstructured, {share} zeros",
+    ]
+
+
+def test_names_that_leave_no_room_have_a_line_of_their_own():
+    model = nn.Transformer(64, 4, 1, 1, 64)
+    nofm.sparsify_(model, "2:4")
+    lines = str(nofm.verify(model)).splitlines()
+    assert lines[:4] == [
+        "weight",
+        "  shape   N:M  axis  groups  violations  zeros",
+        "encoder.layers.0.self_attn.in_proj_weight",
+        "  192x64  2:4  1     3,072   0           50.0%",
+    ]
+    assert lines[-2:] == ["as its layer sees it; fold_ writes it in: all of them", "10 of 10 weights are N:M"]
+    assert max(map(len, lines)) <= 80

@@ -29,7 +29,7 @@ from ..choose import Rules, parse_rules
 from ..errors import NofmError
 from ..kinds import known_weights
 from ..masks import Axis, Grouping
-from ..overview import table
+from ..overview import table_that_fits, wrapped
 from ..packed import is_packed, unpacked
 from ..patterns import Pattern
 from ..site import named_weights, parameter_name, sites
@@ -92,21 +92,21 @@ class Verification:
         return found
 
     def __str__(self) -> str:
-        header = ("weight", "shape", "N:M", "axis", "groups", "violations", "zeros", "")
-        cells = [
-            (
-                w.name,
-                "x".join(map(str, w.shape)),
-                str(w.pattern or "-"),
-                "-" if w.axis is None else str(w.axis),
-                f"{w.groups:,}",
-                f"{w.violations:,}",
-                f"{w.zeros:.1%}",
-                w.note,
-            )
-            for w in self.weights
-        ]
-        return "\n".join([*table([header, *cells]), self._in_total()])
+        """A table, in lines of 80 columns: with notes where there is room for them, else they stand below, with the weights they are of."""
+        rows = [("weight", "shape", "N:M", "axis", "groups", "violations", "zeros", ""), *map(_cells, self.weights)]
+        lines = table_that_fits(rows)
+        if len(lines) > len(rows):  # not even names have room beside the rest
+            lines = [*table_that_fits([row[:-1] for row in rows]), *self._notes()]
+        return "\n".join([*lines, *wrapped(self._in_total())])
+
+    def _notes(self) -> list[str]:
+        """Each note once, and what it is of; without the share of zeros, which a column has."""
+        of: dict[str, list[str]] = {}
+        for w in self.weights:
+            of.setdefault(w.note.replace(f", {w.zeros:.1%} zeros", ""), []).append(w.name)
+        alone = len(of) == 1 and len(self.weights) > 1
+        named = {note: "all of them" if alone else ", ".join(names) for note, names in of.items() if note}
+        return [line for note, names in named.items() for line in wrapped(f"{note}: {names}", indent="  ")]
 
     def _in_total(self) -> str:
         said = f"{sum(w.ok for w in self.weights)} of {len(self.weights)} weights are N:M"
@@ -115,6 +115,12 @@ class Verification:
             zeros = sum(w.zeros * math.prod(w.shape) for w in loose) / size
             said += f", {len(loose)} {'is' if len(loose) == 1 else 'are'} unstructured, {zeros:.1%} zeros"
         return said
+
+
+def _cells(w: WeightReport) -> tuple[str, ...]:
+    axis = "-" if w.axis is None else str(w.axis)
+    shape, pattern = "x".join(map(str, w.shape)), str(w.pattern or "-")
+    return w.name, shape, pattern, axis, f"{w.groups:,}", f"{w.violations:,}", f"{w.zeros:.1%}", w.note
 
 
 def verify(model_or_path: Verifiable, pattern: Rules | None = None) -> Verification:

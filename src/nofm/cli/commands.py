@@ -101,6 +101,7 @@ def check(
         raise ConfigError("--skip: leaves layers out of --pattern, which is not given; without it each weight's own pattern is found")
     weights = _weights_of(file)
     from .. import verify
+    from ..overview import wrapped
 
     found = verify(weights, {**dict.fromkeys(skip), "*": pattern} if skip else pattern)
     if pattern is not None and weights != file:
@@ -109,7 +110,8 @@ def check(
     if weights != file and trained_dense(file):
         print(f"{file}: was trained dense, so nothing is pruned in it")
     elif pattern is not None and (dense := [w.name for w in found.weights if w.pattern is not None and w.all_ones]):
-        print(f"If {', '.join(dense[:3])}{', ...' * (len(dense) > 3)} should be dense: --skip {' '.join(dense[:3])}")
+        hint = f"If {', '.join(dense[:3])}{', ...' * (len(dense) > 3)} should be dense: --skip {' '.join(dense[:3])}"
+        print("\n".join(wrapped(hint)))
     return 0 if found.ok else 1
 
 

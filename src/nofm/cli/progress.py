@@ -72,7 +72,7 @@ class _Seen:
         said += [f"{name} {value:.2g}" for name, value in self.found.items()]
         said += [f"{name} {value:.2f} at step {self.measured_at}" for name, value in list(self.metrics.items())[:1] if metric]
         if self.sad is not None:
-            said.append(f"SAD {self.sad:,}")
+            said.append(f"SAD {self.sad:,} weight{'s' * (self.sad != 1)}")  # that changed between kept and pruned
         if self.train:
             said.append(f"{self.train['images_per_second']:,.0f} {self.unit}/s")
         return said

@@ -38,6 +38,10 @@ class Seconds:
     def milliseconds(self) -> Spread:
         return Spread(self.median * 1e3, min(self.rounds) * 1e3, max(self.rounds) * 1e3)
 
+    def rounds_slower_than(self, other: Seconds) -> int:
+        """In how many rounds it was not faster than `other`, which had the same machine."""
+        return sum(ours >= theirs for theirs, ours in zip(other.rounds, self.rounds, strict=True))
+
     def speed_up_from(self, other: Seconds) -> Spread:
         """How many times as fast as `other`: the ratio of the medians, and of the rounds in which both had the same machine."""
         ratios = [theirs / ours for theirs, ours in zip(other.rounds, self.rounds, strict=True)]

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["ABSENT", "as_tensor", "groups_of", "number_tensor", "numbers_in_groups", "optimizers_in", "put_back", "states_of"]
+__all__ = [
+    "ABSENT",
+    "as_tensor",
+    "groups_of",
+    "number_tensor",
+    "numbers_in_groups",
+    "optimizers_in",
+    "put_back",
+    "rememberers",
+    "states_of",
+]
 
 _NONE = torch.empty(0)  # None, among tensors
 ABSENT = torch.empty(0, 0)  # no entry at all
@@ -41,10 +51,14 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return list({id(group): group for each in optimizers_in(optimizer) for group in each.param_groups}.values())
 
 
+def rememberers(optimizer: Optimizer) -> list[Optimizer]:
+    """Those of `optimizers_in` that have a state; of two that share one, the inner."""
+    return list({id(each.state): each for each in optimizers_in(optimizer)}.values())
+
+
 def states_of(optimizer: Optimizer, param: Tensor) -> list[tuple[Optimizer, dict[Any, Any]]]:
-    """What is remembered of `param` by each of `optimizers_in`, always as many; of two that share a state the inner one remembers."""
-    by_state = {id(each.state): each for each in optimizers_in(optimizer)}
-    return [(each, each.state.get(param, {})) for each in by_state.values()]
+    """What each of its `rememberers` remembers of `param`."""
+    return [(each, each.state.get(param, {})) for each in rememberers(optimizer)]
 
 
 def as_tensor(value: Any) -> Tensor | None:

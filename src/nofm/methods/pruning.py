@@ -20,7 +20,7 @@ from ..masks import keep_top, magnitude_key
 from ..site import Site
 from .base import Memory, OwnedWeight, Step
 from .budget import allocate
-from .inside import states_of
+from .inside import rememberers
 
 __all__ = [
     "Pool",
@@ -180,9 +180,10 @@ _FROM_ZERO = ("step", *_MOMENTS, "row_var", "col_var", "variance")
 def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, list[tuple[Optimizer, dict[str, object]]]]]:
     """Every parameter that the optimizer moves, by its place in it, and what it and the optimizers inside it remember of it."""
     for i, optimizer in enumerate(memory.optimizers):
+        knowing = rememberers(optimizer)
         for j, group in enumerate(optimizer.param_groups):
             for k, param in enumerate(group["params"]):
-                yield f"{i}.{j}.{k}", param, states_of(optimizer, param)
+                yield f"{i}.{j}.{k}", param, [(each, each.state.get(param, {})) for each in knowing]
 
 
 def clear_(state: dict[str, object], optimizer: Optimizer) -> None:
