@@ -60,6 +60,28 @@ def test_training_goes_on_alike_in_swapped_parameters(method, pattern, dtype, re
     assert all(map(torch.equal, found, expected))
 
 
+def test_a_state_is_loaded_into_swapped_parameters(swaps):
+    torch.manual_seed(0)
+    weights = []
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+        nofm.sparsify_(model, "2:4", preset="all")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        handle = nofm.attach(nofm.SRSTE(0.5), model, optimizer)
+        if not weights:
+            saved = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(saved)
+        x = torch.linspace(-1, 1, 64).reshape(4, 16)
+        for _ in range(3):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert handle.step == 3
+        weights.append(torch.cat([site.weight.detach().flatten() for site in nofm.sites(model)]))
+    assert torch.equal(*weights)
+    assert not torch.equal(weights[0], torch.cat([saved[name].flatten() for name in saved if name.endswith("weight")]))
+
+
 def test_another_optimizer_of_swapped_parameters_is_still_named(swaps):
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     nofm.sparsify_(model, "2:4", preset="all")
