@@ -25,6 +25,7 @@ from nofm.recipes import find
 from nofm.recipes.studies import STUDIES
 
 HELD_OUT = changed(SMALL, data={"held_out": 300})
+PLACES = torch.arange(300) * 1437 // 300  # of the images of digits that are held out
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +42,24 @@ def digits() -> Arrays:
 
 
 def test_the_last_training_images_are_those_to_test_by_and_no_others_are(digits):
+    assert digits.neighbours_alike, "they stand in the order of their writers"
+    digits = dataclasses.replace(digits, neighbours_alike=False)
     arrays = digits.holding_out(300)
     assert torch.equal(torch.cat([arrays.train_NCHW, arrays.test_NCHW]), digits.train_NCHW)
     assert torch.equal(torch.cat([arrays.train_labels, arrays.test_labels]), digits.train_labels)
     assert len(arrays.test_labels) == 300
     assert arrays.mean == digits.mean
+
+
+@pytest.mark.parametrize(("count", "held"), [(1, [0]), (3, [0, 3, 6]), (4, [0, 2, 5, 7]), (9, [0, 1, 2, 3, 4, 5, 6, 7, 8])])
+def test_of_neighbours_that_are_alike_they_are_evenly_spaced(count, held):
+    labels = torch.arange(10)
+    arrays = Arrays(
+        labels.byte().view(10, 1, 1, 1), labels, labels[:0, None, None, None], labels[:0], (0.0,), (1.0,), neighbours_alike=True
+    )
+    halves = arrays.holding_out(count)
+    assert halves.test_labels.tolist() == halves.test_NCHW.flatten().tolist() == held
+    assert halves.train_labels.tolist() == halves.train_NCHW.flatten().tolist() == [each for each in range(10) if each not in held]
 
 
 @pytest.mark.parametrize("count", [1437, 1438])
@@ -59,7 +73,7 @@ def test_loaders_have_those_only(digits, loader):
     config = changed(HELD_OUT, data={"loader": loader})
     with joined_world("cpu") as world:
         there = problem_of(config).loader(config, world)
-        assert torch.equal(torch.cat([batch["label"] for batch in there.test()]), digits.train_labels[-300:])
+        assert torch.equal(torch.cat([batch["label"] for batch in there.test()]), digits.train_labels[PLACES])
         drawn = torch.cat([there.order.epoch_indices(epoch) for epoch in range(8)])  # each leaves a few out, less than a batch
         assert drawn.unique().tolist() == list(range(len(digits.train_labels) - 300))
 
@@ -76,7 +90,7 @@ def test_a_run_is_measured_on_them_and_later_on_the_test_images(run, digits, cap
 def test_what_is_held_out_changes_no_weight(run, tmp_path, monkeypatch, digits):
     """With other images in their places the same network comes out: it has seen none of them."""
     others = dataclasses.replace(digits, train_NCHW=digits.train_NCHW.clone())
-    others.train_NCHW[-300:] = 255 - others.train_NCHW[-300:]
+    others.train_NCHW[PLACES] = 255 - others.train_NCHW[PLACES]
     monkeypatch.setattr("nofm.data.arrays.read_arrays", lambda name, root: others)  # which is imported where it is called
     train(HELD_OUT, tmp_path / "run")
     one, other = (load_file(folder / "model.safetensors") for folder in (run, tmp_path / "run"))
@@ -88,7 +102,7 @@ def test_what_is_held_out_changes_no_weight(run, tmp_path, monkeypatch, digits):
 def test_a_study_says_so(tmp_path):
     base = changed(find("digits"), data={"held_out": 300})
     facts = facts_of("fig4", STUDIES["fig4"](base), base, "digits")
-    assert "Measured on the last 300 training images, which were not trained on, not on the test images." in facts["notes"]
+    assert "Measured on 300 training images, which were not trained on, not on the test images." in facts["notes"]
     assert not any("Measured" in note for note in facts_of("fig4", STUDIES["fig4"](find("digits")), find("digits"), "digits")["notes"])
 
 

@@ -187,7 +187,7 @@ def note(folder: Path, facts: dict[str, Any]) -> None:
 def _of_what(base: RunConfig) -> list[str]:
     """What is measured on, where it is not the test data."""
     count = base.data.held_out
-    return [] if count is None else [f"Measured on the last {count:,} training images, which were not trained on, not on the test images."]
+    return [] if count is None else [f"Measured on {count:,} training images, which were not trained on, not on the test images."]
 
 
 def _trained_on(study: Study, base: RunConfig, on: str) -> str:

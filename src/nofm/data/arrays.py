@@ -29,6 +29,8 @@ class Arrays:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: int = 10
+    neighbours_alike: bool = False
+    """Training images stand in an order, by whose hand they are for example."""
 
     def __post_init__(self) -> None:
         for images, labels, what in (
@@ -41,12 +43,23 @@ class Arrays:
                 raise DataError(f"{what} labels run from {int(labels.min())} to {int(labels.max())}, expected 0 to {self.classes - 1}")
 
     def holding_out(self, count: int) -> Arrays:
-        """These, but the last `count` training images are those to test by: options that were chosen by them have not seen the others."""
-        rest = len(self.train_labels) - count
-        if rest < 1:
-            raise DataError(f"data.held_out = {count}: leaves nothing to train on of {len(self.train_labels)} training images")
-        images, labels = self.train_NCHW, self.train_labels
-        return replace(self, train_NCHW=images[:rest], train_labels=labels[:rest], test_NCHW=images[rest:], test_labels=labels[rest:])
+        """These, but `count` training images are those to test by: options that were chosen by them have not seen the others.
+
+        They are the last ones. Where neighbours are alike the last are of a kind that training has not seen, which test images are not, so
+        there they are evenly spaced.
+        """
+        total = len(self.train_labels)
+        if count >= total:
+            raise DataError(f"data.held_out = {count}: leaves nothing to train on of {total} training images")
+        held = torch.zeros(total, dtype=torch.bool)
+        held[torch.arange(count) * total // count if self.neighbours_alike else slice(total - count, None)] = True
+        return replace(
+            self,
+            train_NCHW=self.train_NCHW[~held],
+            train_labels=self.train_labels[~held],
+            test_NCHW=self.train_NCHW[held],
+            test_labels=self.train_labels[held],
+        )
 
 
 @lru_cache(maxsize=1)  # runs that share a process mostly share their data, and nothing writes into it
@@ -56,7 +69,7 @@ def read_arrays(name: str, root: str | None) -> Arrays:
 
 
 def _digits(root: Path) -> Arrays:
-    """1,797 handwritten 8x8 digits from scikit-learn, every fifth held out."""
+    """1,797 handwritten 8x8 digits from scikit-learn, in the order of their writers; every fifth is a test image."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -66,7 +79,7 @@ def _digits(root: Path) -> Arrays:
     x = torch.tensor(data.images, dtype=torch.uint8)[:, None]
     y = torch.tensor(data.target, dtype=torch.int64)
     test = torch.arange(len(y)) % 5 == 0
-    return Arrays(x[~test], y[~test], x[test], y[test], mean=(4.8,), std=(16.0,))
+    return Arrays(x[~test], y[~test], x[test], y[test], mean=(4.8,), std=(16.0,), neighbours_alike=True)
 
 
 def _fashion(root: Path) -> Arrays:

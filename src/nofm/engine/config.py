@@ -133,8 +133,9 @@ class DataConfig:
     target: str | None = None
     """translation: the language to translate to; de where nothing is said."""
     held_out: int | None = None
-    """digits, fashion, cifar10: so many of the last training images are not trained on but measured on, in place of the test images: to
-    choose options by. `nofm evaluate RUN --name test --data.held_out none` then measures what was chosen on the test images."""
+    """digits, fashion, cifar10: so many training images (the last; of digits, whose neighbours are by one hand, evenly spaced ones) are
+    not trained on but measured on, in place of the test images: to choose options by. `nofm evaluate RUN --name test
+    --data.held_out none` then measures what was chosen on the test images."""
     test: str | None = None
     """The split to be measured on: translation, test, of multi30k test_2016_flickr, where nothing is said; detection and segmentation,
     val where nothing is said; flow, val, what its layout holds out, or of data that was not trained on all (nofm evaluate)."""
