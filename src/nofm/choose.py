@@ -181,10 +181,22 @@ class Choice:
         chosen = [c for c in candidates if c.grouping is not None]
         for pattern in sorted({c.grouping.pattern for c in chosen if c.grouping and c.grouping.pattern.n == c.grouping.pattern.m > 1}):
             warnings.warn(f"{pattern} keeps every weight: its layers stay dense in effect", stacklevel=3)
+        told: set[int] = set()
         for glob, asked in self.rules.items():
             idle = [c for c in candidates if c.matches(glob)]
             if glob != "*" and asked is not None and all(c.grouping is None for c in idle):
                 warnings.warn(f"rule {glob!r} makes no layer sparse; {idle[0].name}: {idle[0].reason}", stacklevel=3)
+                told |= set(map(id, idle))
+        unfit = [c for c in candidates if c.complaint and c.grouping is None and id(c) not in told]
+        left, all_weights = (sum({id(c.weight): c.weight.numel() for c in of}.values()) for of in (unfit, candidates))
+        if left > _MUCH * all_weights:
+            who = f"{unfit[0].name} stays" if len(unfit) == 1 else f"{unfit[0].name} and {len(unfit) - 1} more stay"
+            warnings.warn(
+                f"{who} dense, with {left / all_weights:.0%} of these weights: {unfit[0].reason}. "
+                "Give them a rule with a pattern that does, or name them in skip if that is meant; "
+                "sparsify_ returns all layers and reasons",
+                stacklevel=3,
+            )
         standardised = [c.name for c in chosen if "StdConv" in type(c.module).__name__]
         if standardised:
             warnings.warn(
@@ -194,6 +206,7 @@ class Choice:
             )
 
 
+_MUCH = 0.1  # of the weights: more than a few small layers, such as squeezes of a few channels, that nobody would miss
 _BYPASSED = "its forward was replaced on the object (a hook?), where no mask reaches; undo that, sparsify_, and do it again"
 
 

@@ -234,6 +234,28 @@ def test_a_rule_whose_layers_all_stay_dense_is_warned_about() -> None:
     ]
 
 
+_ADVICE = (
+    "2:4 needs in_features divisible by 4, got 30. Give them a rule with a pattern that does, or name them in skip if that is meant; "
+    "sparsify_ returns all layers and reasons"
+)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "given", "said"),
+    [
+        ((10, 10), {}, [f"0 and 1 more stay dense, with 10% of these weights: {_ADVICE}"]),
+        ((20, 0), {}, [f"0 stays dense, with 10% of these weights: {_ADVICE}"]),
+        ((10, 9), {}, []),  # just below a tenth
+        ((10, 10), {"skip": ["0", "1"]}, []),
+        ((10, 10), {"pad": True}, []),
+    ],
+)
+def test_layers_that_do_not_divide_are_warned_about_where_they_are_much(outputs, given, said) -> None:
+    odd = [nn.Linear(30, each) for each in outputs if each]
+    model = nn.Sequential(*odd, nn.Linear(64, 81), nn.Linear(8, 1))
+    assert _warnings_of(lambda: nofm.sparsify_(model, "2:4", **given)) == said
+
+
 def test_nothing_is_warned_about_otherwise() -> None:
     assert _warnings_of(lambda: nofm.sparsify_(_small(), {"0": "2:4", "*": None})) == []
 
