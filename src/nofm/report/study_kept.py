@@ -64,7 +64,7 @@ def figure_of(title: str, measure: Measure, rows: Mapping[str, Sequence[Measured
     looks = looks_of({name: own[name] for name in lines})
     seeds = seeds_words([point.score.n for points in lines.values() for point in points])
     axes.set_title(f"{title}\nmean and spread over {seeds} (no bar: one run)", fontsize=TITLE)
-    axes.set_xlabel("weights kept in sparse layers (%), logarithmic; rows that keep as many stand side by side")
+    axes.set_xlabel("weights kept in sparse layers (%), logarithmic; rows that keep as many stand side by side, lines join their means")
     axes.set_ylabel(measure.words)
     dense = stat(measure.factor * run.score for run in rows.get("dense", ()))
     dense = dense if dense is not None and math.isfinite(dense.mean) else None
