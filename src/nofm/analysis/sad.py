@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import shards, ste
+from .. import following, shards, ste
 from ..errors import NofmError
 from ..kernels.multi import Fleet, axis_stride, bits_bytes, bits_lane, unpack_bits
 from ..kernels.select import Path, choose, forced_path
@@ -283,6 +283,7 @@ def sad_of_forwards(
     result = {}
     for forward, lens in lenses.items():
         trained = copy.deepcopy(unwrap(model))
+        following.forget_copy(trained)  # of a method, where the model has one
         for site in sites(trained):
             site.look_through(lens)
         optimizer, sad = make_optimizer(trained), SAD(trained)

@@ -10,7 +10,6 @@ looks at tensors on the host, so that traced it would be compiled anew step afte
 from __future__ import annotations
 
 import operator
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import shards
+from .. import following, shards
 from ..errors import OptimizerError
 from ..kernels.multi import Fleet
 from ..layers import SparseModule
 from ..site import Site
-from . import following
 from .base import Memory, Method, OwnedWeight, Step
 from .finite import FiniteWatch
 from .inside import states_of
@@ -51,7 +49,7 @@ class Driver:
         self.current: Step | None = None
         self.is_late = False  # whether the next step must make up for one before it
         self.nesting = Nesting(optimizer)
-        self.pulse = following.Pulse(type(method).__name__)
+        self.pulse = following.Pulse(type(method).__name__, _acts_in_steps(type(method)))
         following.follow(self.pulse, [(site.key, site.module, site.param) for site in follow])
         self.watch = FiniteWatch()
         self.fleet = Fleet()
@@ -125,7 +123,7 @@ class Driver:
                 f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
                 "checkpoint, restore the handle that attach has returned, too: handle.load_state_dict(...); if the method is to begin now, "
                 "all is well",
-                stacklevel=_level_of_the_user(),
+                stacklevel=following.level_of_the_user(),
             )
         with torch.no_grad():
             step = self.current = self._step()
@@ -210,6 +208,10 @@ def _check_still_trained(site: Site, param: nn.Parameter, marked: object) -> Non
         )
 
 
+def _acts_in_steps(method: type[Method]) -> bool:
+    return method.before_step is not Method.before_step or method.after_step is not Method.after_step
+
+
 def _has_moved(optimizer: Optimizer, param: nn.Parameter) -> bool:
     """Whether an optimizer has moved a parameter, by what it remembers of it. Adagrad remembers something before its first step."""
     steps = [state.get("step", 1) for _, state in states_of(optimizer, param) if state]
@@ -218,12 +220,3 @@ def _has_moved(optimizer: Optimizer, param: nn.Parameter) -> bool:
 
 def _call(work: Callable[[bool], None], compiled: bool) -> None:
     work(compiled)
-
-
-def _level_of_the_user() -> int:
-    """The `stacklevel` of a warning from our caller that points at the first code which is neither nofm's nor torch's: a step comes
-    through wrappers of both, and how many there are depends on the schedule."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("nofm", "torch"):
-        level, frame = level + 1, frame.f_back
-    return level
