@@ -15,6 +15,7 @@ __all__ = [
     "OptimizerError",
     "PackedError",
     "PatternError",
+    "what_swings",
 ]
 
 
@@ -45,13 +46,11 @@ class OptimizerError(NofmError):
 class NonFiniteWeightError(NofmError):
     """NaN or Inf in a weight, whose mask would mean nothing. Carries `parameter`, `index` and `step`."""
 
-    def __init__(self, parameter: str, index: tuple[int, ...], value: float, step: int | None = None) -> None:
+    def __init__(self, parameter: str, index: tuple[int, ...], value: float, step: int | None = None, why: str = "") -> None:
         self.parameter, self.index, self.value, self.step = parameter, index, value, step
         when = "" if step is None else f" after step {step}"
-        super().__init__(
-            f"{parameter}{list(index)} is {value}{when}; an N:M mask needs finite weights. "
-            "Lower the learning rate, clip gradients, or load a checkpoint from before it"
-        )
+        advice = why or "Lower the learning rate, clip gradients, or load a checkpoint from before it"
+        super().__init__(f"{parameter}{list(index)} is {value}{when}; an N:M mask needs finite weights. {advice}")
 
 
 class MaskDivergenceError(NofmError):
@@ -63,3 +62,12 @@ class MaskDivergenceError(NofmError):
             f"masks differ between ranks: {', '.join(layers)} on rank(s) {', '.join(map(str, ranks))} are not those of rank 0. "
             "Weights have drifted apart: check that every rank loads the same checkpoint and takes the same steps"
         )
+
+
+def what_swings(decay: float, lr: float) -> str:
+    """What is wrong where SR-STE's lambda is too large for the learning rate; "" where it is not.
+
+    A step takes lr * lambda times its value from a pruned weight, W <- (1 - lr * lambda) * W: from 1 on it comes out on the other side of
+    zero, nearer to it below 2, farther away above. (Momentum moves that 2, by Nesterov's way down, to 1.36 at 0.9.)
+    """
+    return "pruned weights swing instead of shrinking, and from twice that on (without momentum) they grow" if decay * lr >= 1 else ""

@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from .. import following, shards
-from ..errors import OptimizerError
+from ..errors import NonFiniteWeightError, OptimizerError
 from ..kernels.multi import Fleet
 from ..layers import SparseModule
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .finite import FiniteWatch
-from .inside import states_of
+from .inside import optimizers_in, states_of
 from .nesting import Nesting
 from .one_pass import OnePass
 
@@ -52,6 +52,8 @@ class Driver:
         self.pulse = following.Pulse(type(method).__name__, _acts_in_steps(type(method)))
         following.follow(self.pulse, [(site.key, site.module, site.param) for site in follow])
         self.watch = FiniteWatch()
+        self.is_plain = any(isinstance(each, SGD) for each in optimizers_in(optimizer))
+        self.is_warned = False  # that the method is too strong for the learning rate
         self.fleet = Fleet()
         self.one_pass = OnePass(optimizer, self.watch) if fused else None
         why = "nofm's method works between the compiled parts of optimizer.step; compile it without fullgraph=True"
@@ -151,7 +153,12 @@ class Driver:
                 self.named_for, self.named = step.weights, [(owned.site.key, owned.param) for owned in step.weights]
             told = [] if self.one_pass is None else self.one_pass.moved
             named = [self.named[i] for i in self.one_pass.rest] if self.one_pass and told else self.named
-            self.watch.look(self.number, named, told)
+            try:
+                self.watch.look(self.number, named, told)
+            except NonFiniteWeightError as error:
+                if why := next((why for owned in step.weights if (why := self.method.too_strong(float(owned.lr), self.is_plain))), ""):
+                    raise NonFiniteWeightError(error.parameter, error.index, error.value, error.step, why) from None
+                raise
 
     def _step(self) -> Step:
         groups = self._groups()
@@ -166,6 +173,7 @@ class Driver:
                 owned, descends = self.owned[i], not group.get("maximize", False)
                 if owned.lr is not group["lr"] or owned.descends is not descends:
                     owned = self.owned[i] = OwnedWeight(site, param, group["lr"], descends)
+                    self._warn_if_too_strong(owned.lr)
                 weights.append(owned)
             elif group is None and param.requires_grad and param.grad is not None:
                 raise OptimizerError(f"{site.key} trains but is not in the optimizer that it was attached with; detach() and attach again")
@@ -173,6 +181,12 @@ class Driver:
                 resting.append(OwnedWeight(site, param, 0.0, True))
         scale = getattr(self.optimizer, "grad_scale", None)
         return Step(self.number + 1, weights, resting, scale, memory=self.memory, fleet=self.fleet, is_late=self.is_late)
+
+    def _warn_if_too_strong(self, lr: float | Tensor) -> None:
+        """Once, of a learning rate that has just been given; one that is a tensor, as some loops have on a GPU, is not waited for."""
+        if not self.is_warned and not isinstance(lr, Tensor) and (why := self.method.too_strong(lr, self.is_plain)):
+            self.is_warned = True
+            warnings.warn(why, stacklevel=following.level_of_the_user())
 
     def _groups(self) -> dict[int, dict[str, Any]]:
         """The optimizer's group of each parameter, by id. Made again only when a group or its parameters have changed."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from .. import ste
-from ..errors import OptimizerError
+from ..errors import OptimizerError, what_swings
 from ..kernels import ops
 from ..kernels.steps import Term
 from ..site import Site
@@ -133,6 +133,15 @@ class SRSTE(Method):
 
     def _decay(self, step: Step) -> float:
         return flips.decay_of(step.memory) if self.decay == "auto" else self.decay
+
+    def too_strong(self, lr: float, is_plain: bool) -> str:
+        shrinks = self.refine == "weight" and (is_plain or self.placement == "decoupled")  # others do not grow with the weight
+        if self.decay == "auto" or not shrinks or not (swinging := what_swings(self.decay, lr)):
+            return ""
+        return (
+            f"SRSTE's decay times the learning rate is {self.decay:g} * {lr:g} = {self.decay * lr:g} and must be below 1, or {swinging}; "
+            "clipping gradients does not help, since the term is added after it"
+        )
 
     def fusible(self) -> bool:
         return self.placement != "backward"
