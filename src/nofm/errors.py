@@ -6,12 +6,15 @@ the layer, key or file and says what to do about it. Broken invariants of our ow
 
 from __future__ import annotations
 
+from pickle import PicklingError
+
 __all__ = [
     "LayerError",
     "MaskDivergenceError",
     "NoZerosError",
     "NofmError",
     "NonFiniteWeightError",
+    "NotCopiedError",
     "OptimizerError",
     "PackedError",
     "PatternError",
@@ -35,12 +38,22 @@ class NoZerosError(LayerError):
     """Weights without zeros worth leaving out. By itself, since a command has other advice for it than a library."""
 
 
-class PackedError(NofmError):
-    """A packed file that is damaged, or not from nofm."""
-
-
 class OptimizerError(NofmError):
     """A method and an optimizer that do not fit: weights it does not own, a step it cannot take part in."""
+
+
+class NotCopiedError(OptimizerError, PicklingError):
+    """A handle that is copied, or used in a copy. What asks whether something can be pickled knows it as a `PicklingError`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a handle hangs on an optimizer and is neither copied nor pickled; save handle.state_dict(), and give it to load_state_dict of "
+            "the handle that attach returns for the copy"
+        )
+
+
+class PackedError(NofmError):
+    """A packed file that is damaged, or not from nofm."""
 
 
 class NonFiniteWeightError(NofmError):

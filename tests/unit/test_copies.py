@@ -150,6 +150,37 @@ def test_where_warnings_are_errors_it_is_said_once_too() -> None:
     assert steps(trained, new) == []
 
 
+# ---- a handle ----
+
+
+NOT_COPIED = (
+    r"a handle hangs on an optimizer and is neither copied nor pickled; save handle\.state_dict\(\), and give it to load_state_dict"
+)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, copy.copy, pickle.dumps, through_a_file], ids=["deepcopy", "copy", "pickle", "torch.save"])
+def test_a_handle_is_not_copied(how: Callable[..., Any]) -> None:
+    _model, _optimizer, handle = attached()
+    with pytest.raises(nofm.OptimizerError, match=NOT_COPIED):
+        how(handle)
+    with pytest.raises(pickle.PicklingError):  # as those expect who ask whether something can be pickled
+        how(handle)
+
+
+def test_a_model_that_keeps_its_handle_is_copied_without_it() -> None:
+    """As a LightningModule keeps it, of which an average is made."""
+    model, optimizer, handle = attached()
+    model.handle = handle
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    assert steps(model, optimizer) == []
+    average.update_parameters(model)
+    again = copy.deepcopy(average).module
+    assert repr(again.handle) == "no handle: this is a copy, which has no method"
+    for use in (lambda: again.handle.step, lambda: again.handle.state_dict(), lambda: again.handle.detach()):
+        with pytest.raises(nofm.OptimizerError, match=NOT_COPIED):
+            use()
+
+
 # ---- no false alarm ----
 
 

@@ -215,7 +215,8 @@ class SAD:
         if step not in held:
             steps = ", ".join(map(str, list(held)[:8])) + (", ..." if len(held) > 8 else "")
             dropped = f" (step {step} was dropped: keep={self._keep})" if step in self.steps else ""
-            raise NofmError(f"no mask is held for step {step}{dropped}; there are {steps or 'none'}")
+            others = f"only for step{'s' * (len(held) > 1)} {steps}" if held else "nor for any other; record(step) comes first"
+            raise NofmError(f"no mask is held for step {step}{dropped}, {others}")
         return held[step]
 
     def between(self, i: int, j: int) -> Divergence:
