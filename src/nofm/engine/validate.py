@@ -201,6 +201,10 @@ def _pruning(c: RunConfig) -> Complaints:
         if m.kind == kind and getattr(m, name) is None:
             usual = "" if length is None or kind == "lottery" else f", such as {0.75 * length:g}"
             yield f"sparsity.method.{name}", f"must say when {what}, in {unit}{usual}"
+    if m.kind == "asp" and not m.prune_at and not (c.model.pretrained or c.model.backbone):
+        usual = "" if length is None else f", such as {length // 2 or 1 if unit == 'steps' else length / 2:g}"
+        why = "it would prune by random weights, since this run begins with these"
+        yield "sparsity.method.prune_at", f"must say when the mask is made, in {unit}{usual}: at 0 {why}"
     probed = None if m.probe is None else (m.begin_at or 0) + m.probe
     name, last = {"gmp": ("end_at", m.end_at), "lottery": ("every", m.every), "srste": ("probe", probed)}.get(m.kind, ("", None))
     if last is not None and length is not None and last > length:
