@@ -51,7 +51,7 @@ class _Followed:
 
     def param(self) -> nn.Parameter | None:
         module = self.module()
-        return None if module is None else module._parameters.get(self.name)
+        return None if module is None or not _is_sparse(module) else module._parameters.get(self.name)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,11 +153,11 @@ def _look_for_copies(optimizer: Optimizer) -> None:
     now = (_copied[0], _epoch[0], len(optimizer.param_groups))
     if optimizer not in _searched or _searched[optimizer][0] != now:
         _searched[optimizer] = now, _copies_in(optimizer)
-    moved = [module for ref in _searched[optimizer][1] if (module := ref()) is not None and _moved(module)]
-    if not moved:
+    copies = [module for ref in _searched[optimizer][1] if (module := ref()) is not None]
+    if not (moved := [said for module in copies for said in _moved(module)]):
         return
-    _, key, method = _moved(moved[0])[0]
-    for module in moved:
+    _, key, method = moved[0]
+    for module in copies:  # those too that are frozen as yet
         note_copy(module, ())
     warnings.warn(
         f"this {type(optimizer).__name__} moves {key} of a copy of a model that {method} was attached to. A copy has no method, so none "
@@ -175,13 +175,17 @@ def _copies_in(optimizer: Optimizer) -> list[weakref.ref[nn.Module]]:
 
 
 def _moved(module: nn.Module) -> Said:
-    """The weights of a copy, sparse as yet, that the last step has moved."""
-    said = _copies.get(module, ()) if "_nofm" in module.__dict__ else ()
+    """The weights of a copy that the last step has moved."""
+    said = _copies.get(module, ()) if _is_sparse(module) else ()
     return tuple(each for each in said if (param := _param(module, each[0])) is not None and param.grad is not None)
 
 
 def _param(module: nn.Module, name: str) -> nn.Parameter | None:
     return module.__dict__.get("_parameters", {}).get(name)  # none yet in a copy that is being made
+
+
+def _is_sparse(module: nn.Module) -> bool:
+    return "_nofm" in module.__dict__  # no more after fold_ and densify_
 
 
 def level_of_the_user() -> int:

@@ -129,7 +129,10 @@ def test_layers_that_do_not_move_are_not_named() -> None:
     model, _optimizer, _handle = attached()
     trained = copy.deepcopy(model)
     trained[0].requires_grad_(False)
-    assert steps(trained, optimizer_of(trained)) == [SAID.format("SRSTE").replace("0.weight", "2.weight")]
+    new = optimizer_of(trained)
+    assert steps(trained, new) == [SAID.format("SRSTE").replace("0.weight", "2.weight")]
+    trained[0].requires_grad_(True)
+    assert steps(trained, new) == [], "said of the whole copy"
 
 
 def test_a_copy_that_the_methods_own_optimizer_moves() -> None:
