@@ -6,15 +6,19 @@ the layer, key or file and says what to do about it. Broken invariants of our ow
 
 from __future__ import annotations
 
+from pickle import PicklingError
+
 __all__ = [
     "LayerError",
     "MaskDivergenceError",
     "NoZerosError",
     "NofmError",
     "NonFiniteWeightError",
+    "NotCopiedError",
     "OptimizerError",
     "PackedError",
     "PatternError",
+    "what_swings",
 ]
 
 
@@ -34,24 +38,32 @@ class NoZerosError(LayerError):
     """Weights without zeros worth leaving out. By itself, since a command has other advice for it than a library."""
 
 
-class PackedError(NofmError):
-    """A packed file that is damaged, or not from nofm."""
-
-
 class OptimizerError(NofmError):
     """A method and an optimizer that do not fit: weights it does not own, a step it cannot take part in."""
+
+
+class NotCopiedError(OptimizerError, PicklingError):
+    """A handle that is copied, or used in a copy. What asks whether something can be pickled knows it as a `PicklingError`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a handle hangs on an optimizer and is neither copied nor pickled; save handle.state_dict(), and give it to load_state_dict of "
+            "the handle that attach returns for the copy"
+        )
+
+
+class PackedError(NofmError):
+    """A packed file that is damaged, or not from nofm."""
 
 
 class NonFiniteWeightError(NofmError):
     """NaN or Inf in a weight, whose mask would mean nothing. Carries `parameter`, `index` and `step`."""
 
-    def __init__(self, parameter: str, index: tuple[int, ...], value: float, step: int | None = None) -> None:
+    def __init__(self, parameter: str, index: tuple[int, ...], value: float, step: int | None = None, why: str = "") -> None:
         self.parameter, self.index, self.value, self.step = parameter, index, value, step
         when = "" if step is None else f" after step {step}"
-        super().__init__(
-            f"{parameter}{list(index)} is {value}{when}; an N:M mask needs finite weights. "
-            "Lower the learning rate, clip gradients, or load a checkpoint from before it"
-        )
+        advice = why or "Lower the learning rate, clip gradients, or load a checkpoint from before it"
+        super().__init__(f"{parameter}{list(index)} is {value}{when}; an N:M mask needs finite weights. {advice}")
 
 
 class MaskDivergenceError(NofmError):
@@ -63,3 +75,12 @@ class MaskDivergenceError(NofmError):
             f"masks differ between ranks: {', '.join(layers)} on rank(s) {', '.join(map(str, ranks))} are not those of rank 0. "
             "Weights have drifted apart: check that every rank loads the same checkpoint and takes the same steps"
         )
+
+
+def what_swings(decay: float, lr: float) -> str:
+    """What is wrong where SR-STE's lambda is too large for the learning rate; "" where it is not.
+
+    A step takes lr * lambda times its value from a pruned weight, W <- (1 - lr * lambda) * W: from 1 on it comes out on the other side of
+    zero, nearer to it below 2, farther away above. (Momentum moves that 2, by Nesterov's way down, to 1.36 at 0.9.)
+    """
+    return "pruned weights swing instead of shrinking, and from twice that on (without momentum) they grow" if decay * lr >= 1 else ""

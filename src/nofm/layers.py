@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from . import readers, shards, ste
+from . import following, readers, shards, ste
 from .errors import LayerError
 from .kinds import forward_by
 from .masks import Grouping, largest
@@ -234,7 +234,8 @@ class SparseModule(nn.Module):
         state = module.__getstate__()
         if isinstance(state, dict):
             state = _between_forwards(state)
-        return _rebuild, (dense_class(type(self)),), state
+        said = following.said_of(module)
+        return _rebuild, (dense_class(type(self)), *((said,) if said else ())), state
 
 
 @_memoize
@@ -251,8 +252,9 @@ def _between_forwards(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if name not in passing} | stored
 
 
-def _rebuild(plain: type[nn.Module]) -> nn.Module:
+def _rebuild(plain: type[nn.Module], said: following.Said = ()) -> nn.Module:
     module: nn.Module = nn.Module.__new__(_sparse_class(plain))
+    following.note_copy(module, said)
     return module
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ def assert_all_ran(results: Mapping[str, list[Any]]) -> None:
 
 def _work(rank: int, jobs: Jobs, folder: str) -> None:
     torch.set_num_threads(1)
+    # What wraps or spreads a model (DDP, FSDP2) makes no copy that an optimizer moves, and no other optimizer: see `following`.
+    warnings.filterwarnings("error", message="this .* moves ")
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=datetime.timedelta(seconds=60)
     )

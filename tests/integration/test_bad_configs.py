@@ -145,7 +145,7 @@ TABLE = {
         "--sparsity.method.kind asp --sparsity.method.decay None --sparsity.method.prune_at -1", "prune_at -1", ">= 0"
     ),
     "decay not finite": bad("--sparsity.method.decay nan", "--sparsity.method.decay nan", "finite", "2e-4"),
-    "decay that oscillates": bad("--sparsity.method.decay 20", "--sparsity.method.decay 20", "below 1 / optim.lr = 10"),
+    "decay that oscillates": bad("--sparsity.method.decay 20", "--sparsity.method.decay 20", "below 1 / optim.lr = 10", "swing"),
     "decay in quotes": bad(
         "", "run.toml:2 sparsity.method.decay = 2e-4", "a number", "without quotes", toml='[sparsity.method]\ndecay = "2e-4"'
     ),

@@ -298,6 +298,95 @@ def test_a_learning_rate_too_large_is_noticed_before_training_goes_on():
     assert error.value.step == handle.step > 1
 
 
+def trained_with(method, optimizer_of, lr, steps=400):
+    """What was warned of in steps without a gradient of the loss, and the error at their end, if there was one."""
+    model = network()
+    optimizer = optimizer_of(model.parameters(), lr=lr)
+    nofm.attach(method, model, optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for _ in range(steps):
+                zero_gradients(model)
+                optimizer.step()
+        except nofm.NonFiniteWeightError as error:
+            return [str(w.message) for w in caught], str(error)
+    assert {w.filename for w in caught} <= {__file__}
+    return [str(w.message) for w in caught], None
+
+
+TOO_STRONG = (
+    "SRSTE's decay times the learning rate is 50 * 0.1 = 5 and must be below 1, or pruned weights swing instead of shrinking, and from "
+    "twice that on (without momentum) they grow; clipping gradients does not help, since the term is added after it"
+)
+
+
+@pytest.mark.parametrize("placement", ["gradient", "decoupled"])
+def test_a_lambda_too_large_for_the_learning_rate_is_named(placement):
+    said, error = trained_with(nofm.SRSTE(decay=50.0, placement=placement), torch.optim.SGD, 0.1, steps=1500)
+    assert said == [TOO_STRONG]
+    assert error.endswith(f"an N:M mask needs finite weights. {TOO_STRONG}")
+
+
+def test_a_lambda_is_too_large_from_where_it_says():
+    """Plain SGD without a loss: 400 steps multiply a weight that grows by 5 % in each by 3e8."""
+    for strength, warns, grows in ((0.99, 0, False), (1.5, 1, False), (1.99, 1, False), (2.1, 1, True)):
+        model = network()
+        before = torch.stack([weight.abs().max() for weight in weights(model)]).max()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        nofm.attach(nofm.SRSTE(decay=strength / 0.5), model, optimizer)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(400):
+                zero_gradients(model)
+                optimizer.step()
+        after = torch.stack([weight.abs().max() for weight in weights(model)]).max()
+        assert (len(caught), bool(after > before)) == (warns, grows)
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [
+        (nofm.SRSTE(decay=50.0), torch.optim.Adam),  # which divides by the size of the gradient
+        (nofm.SRSTE(decay=50.0, refine="sign"), torch.optim.SGD),  # by which a weight goes to and fro, as far each time
+        (nofm.SRSTE(decay=50.0, refine="gradient"), torch.optim.SGD),
+        (nofm.SRSTE(decay=9.0), torch.optim.SGD),
+        (nofm.SRSTE(decay=-0.1), torch.optim.SGD),
+        (nofm.SRSTE(decay=9.0, placement="decoupled"), torch.optim.AdamW),
+        (nofm.STE(), torch.optim.SGD),
+    ],
+    ids=str,
+)
+def test_where_lambda_is_not_too_large_nothing_is_said(method, optimizer):
+    assert trained_with(method, optimizer, 0.1, steps=20) == ([], None)
+
+
+def test_a_learning_rate_that_rises_too_far_for_lambda_is_named_once():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nofm.attach(nofm.SRSTE(decay=5.0), model, optimizer)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3], gamma=3.0)
+    said = []
+    for _ in range(5):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            zero_gradients(model)
+            optimizer.step()
+        said.append([(str(w.message)[:53], w.filename) for w in caught])
+        schedule.step()
+    assert said == [[], [], [("SRSTE's decay times the learning rate is 5 * 0.3 = 1.", __file__)], [], []]
+
+
+def test_weights_that_the_loss_has_made_infinite_are_not_blamed_on_lambda():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nofm.attach(SRSTE, model, optimizer)
+    zero_gradients(model)
+    model[1].weight.grad[2, 6] = torch.inf
+    with pytest.raises(nofm.NonFiniteWeightError, match=r"finite weights\. Lower the learning rate, clip gradients, or load"):
+        optimizer.step()
+
+
 # ---- the end ----
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import nofm
-from nofm.methods import following
+from nofm import following
 
 METHODS = {
     "SRSTE": (nofm.SRSTE(0.5), "2:4"),

@@ -112,6 +112,16 @@ def test_an_optimizer_of_other_weights_or_after_detach_is_none_of_our_business()
     assert step_with(torch.optim.SGD(model.parameters(), lr=0.5), model, 3) == []
 
 
+def test_a_folded_model_is_trained_by_any_optimizer():
+    """Without detach(): there is nothing left that the method could be attached to."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    _handle = nofm.attach(SRSTE, model, optimizer)
+    assert step_with(optimizer, model, 2) == []
+    nofm.fold_(model)
+    assert step_with(torch.optim.SGD(model.parameters(), lr=0.5), model, 3) == []
+
+
 @pytest.mark.parametrize("inside", [True, False], ids=["attached to the inner one", "attached to the wrapper"])
 def test_an_optimizer_that_calls_the_one_that_the_method_hangs_on_is_quiet(inside):
     model = network()

@@ -62,6 +62,11 @@ WRONG = {
     "snip of no batch": ({"kind": "snip", "batches": 0}, "sparsity.method.batches = 0: must be batches >= 1"),
     "sparsity of everything": ({"kind": "dnw", "sparsity": 1.0}, "sparsity.method.sparsity = 1.0: must be 0 < sparsity < 1"),
     "str from nowhere": ({"kind": "str", "initial": float("-inf")}, "sparsity.method.initial = -inf: must be finite"),
+    "asp without a time": (
+        {"kind": "asp"},
+        "sparsity.method.prune_at = none: must say when the mask is made, in steps, such as 400: at 0 it would prune by random weights",
+    ),
+    "asp of random weights": ({"kind": "asp", "prune_at": 0}, "sparsity.method.prune_at = 0: must say when the mask is made, in steps"),
     "asp at no time": ({"kind": "asp", "prune_at": float("nan")}, "sparsity.method.prune_at = nan: must be prune_at >= 0, and finite"),
     "half a step": ({"kind": "set", "every": 2.5}, "sparsity.method.every = 2.5: must be a whole number: this run counts in steps"),
     "str finds no decay": ({"kind": "str", "decay": "auto"}, "sparsity.method.decay = auto: must be a number for str"),
@@ -91,6 +96,30 @@ def test_what_cannot_be_is_said_in_one_line(options, message):
         check(config(**options))
     assert message in str(told.value)
     assert len(str(told.value).splitlines()) == 1
+
+
+def complaints(config: RunConfig) -> str:
+    try:
+        check(config)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "loads"),
+    [
+        ("imagenet/resnet50", ["--model.pretrained"]),
+        ("flow/chairs", ["--model.pretrained"]),
+        ("coco/fasterrcnn", ["--model.backbone", "run"]),
+    ],
+)
+def test_asp_prunes_at_once_where_weights_are_trained_already(recipe, loads):
+    """The data are not there, which is another complaint."""
+    asp = ["--sparsity.method.kind", "asp", "--data.root", "."]
+    random = complaints(parse(recipe, find(recipe), asp)[0])
+    assert "sparsity.method.prune_at = none: must say when the mask is made, in " in random
+    assert "prune_at" not in complaints(parse(recipe, find(recipe), [*asp, *loads])[0])
 
 
 def test_auto_from_the_command_line():

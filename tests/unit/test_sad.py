@@ -76,7 +76,7 @@ def test_masks_are_held_as_one_bit_a_weight_and_dropped_beyond_keep():
     assert sum(record.masks is not None for record in sad._records) == 2
     assert len(sad.flip_rate()) == 4, "what changed is held although the masks are not"
     assert sad.between(3, 4).total > 0
-    with pytest.raises(nofm.NofmError, match=r"step 1 was dropped: keep=2.*there are 3, 4"):
+    with pytest.raises(nofm.NofmError, match=r"step 1 was dropped: keep=2.*only for steps 3, 4"):
         sad.between(1, 4)
 
 
@@ -144,14 +144,25 @@ def after_fold(model, part):
     [
         (lambda sad: sad.record(2), "step 2 is recorded after step 2"),
         (lambda sad: sad.record(1), "steps must grow"),
-        (lambda sad: sad.between(0, 7), r"no mask is held for step 7; there are 0, 2"),
+        (lambda sad: sad.between(0, 7), r"no mask is held for step 7, only for steps 0, 2$"),
+        (lambda sad: nofm.SAD(one_layer([[1.0] * 4])).between(0, 5), "for step 0, nor for any other; record"),
         (lambda sad: nofm.SAD(nn.Linear(4, 4)), "no sparse layer to record"),
         (lambda sad: nofm.SAD(one_layer([[1.0] * 4]), keep=0), "holds no mask"),
         (lambda sad: nofm.SAD(one_layer([[1.0] * 4])).lifetime(), "at least two recorded steps"),
         (lambda sad: after_fold(nn.Sequential(nn.Linear(4, 4)), lambda model: model), "has no sparse layer any more"),
         (lambda sad: after_fold(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), lambda model: model[1]), "1 is no sparse layer any more"),
     ],
-    ids=["same-step", "earlier-step", "unknown-step", "dense-model", "keep-0", "lifetime-of-nothing", "folded", "folded-in-part"],
+    ids=[
+        "same-step",
+        "earlier-step",
+        "unknown-step",
+        "no-step",
+        "dense-model",
+        "keep-0",
+        "lifetime-of-nothing",
+        "folded",
+        "folded-in-part",
+    ],
 )
 def test_refuses(wrong, message):
     sad = nofm.SAD(one_layer([[1.0, 2.0, 3.0, 4.0]]))
@@ -159,6 +170,13 @@ def test_refuses(wrong, message):
     sad.record(2)
     with pytest.raises(nofm.NofmError, match=message):
         wrong(sad)
+
+
+def test_a_step_is_not_read_as_a_count():
+    sad = nofm.SAD(one_layer([[1.0, 2.0, 3.0, 4.0]]))
+    sad.record(0)
+    with pytest.raises(nofm.NofmError, match=r"no mask is held for step 5, only for step 0$"):
+        sad.between(0, 5)
 
 
 def test_dense_and_sparse_forward_are_compared_as_in_figure_3():

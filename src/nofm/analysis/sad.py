@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import shards, ste
+from .. import following, shards, ste
 from ..errors import NofmError
 from ..kernels.multi import Fleet, axis_stride, bits_bytes, bits_lane, unpack_bits
 from ..kernels.select import Path, choose, forced_path
@@ -215,7 +215,8 @@ class SAD:
         if step not in held:
             steps = ", ".join(map(str, list(held)[:8])) + (", ..." if len(held) > 8 else "")
             dropped = f" (step {step} was dropped: keep={self._keep})" if step in self.steps else ""
-            raise NofmError(f"no mask is held for step {step}{dropped}; there are {steps or 'none'}")
+            others = f"only for step{'s' * (len(held) > 1)} {steps}" if held else "nor for any other; record(step) comes first"
+            raise NofmError(f"no mask is held for step {step}{dropped}, {others}")
         return held[step]
 
     def between(self, i: int, j: int) -> Divergence:
@@ -283,6 +284,7 @@ def sad_of_forwards(
     result = {}
     for forward, lens in lenses.items():
         trained = copy.deepcopy(unwrap(model))
+        following.forget_copy(trained)  # of a method, where the model has one
         for site in sites(trained):
             site.look_through(lens)
         optimizer, sad = make_optimizer(trained), SAD(trained)

@@ -170,7 +170,8 @@ class MethodConfig:
     """srste with decay auto: how long to look for it, about a tenth of the run, from begin_at on; 1000 steps where nothing is
     said."""
     prune_at: Length | None = None
-    """asp: when the mask is made and frozen, in epochs or steps, as the run."""
+    """asp: when the mask is made and frozen, in epochs or steps, as the run; must be given, but for weights that are trained already
+    (model.pretrained, model.backbone), of which it is made at once."""
     sparsity: float | None = None
     """unstructured methods: share of all sparse weights that is pruned, between 0 and 1."""
     allocation: Literal["uniform", "erk", "global"] | None = None

@@ -10,7 +10,7 @@ import math
 import os
 from pathlib import Path
 
-from ..errors import PatternError
+from ..errors import PatternError, what_swings
 from ..patterns import Pattern
 from .complaints import Complaints, number, value_of
 from .config import ConfigError, RunConfig
@@ -157,8 +157,8 @@ def _method(c: RunConfig) -> Complaints:
     decay = None if m.decay == "auto" else m.decay
     if decay is not None and not math.isfinite(decay):
         yield "sparsity.method.decay", "must be finite, or auto; the paper uses 2e-4"
-    elif decay is not None and c.optim.lr * decay >= 1:
-        yield "sparsity.method.decay", f"must be below 1 / optim.lr = {1 / c.optim.lr:g}, or pruned weights swing instead of shrinking"
+    elif decay is not None and (swinging := what_swings(decay, c.optim.lr)):
+        yield "sparsity.method.decay", f"must be below 1 / optim.lr = {1 / c.optim.lr:g}, or {swinging}"
     yield from number("sparsity.method.prune_at", m.prune_at, 0)
     length, unit = _length(c)
     if m.prune_at is not None and length is not None and m.prune_at > length:
@@ -201,6 +201,10 @@ def _pruning(c: RunConfig) -> Complaints:
         if m.kind == kind and getattr(m, name) is None:
             usual = "" if length is None or kind == "lottery" else f", such as {0.75 * length:g}"
             yield f"sparsity.method.{name}", f"must say when {what}, in {unit}{usual}"
+    if m.kind == "asp" and not m.prune_at and not (c.model.pretrained or c.model.backbone):
+        usual = "" if length is None else f", such as {length // 2 or 1 if unit == 'steps' else length / 2:g}"
+        why = "it would prune by random weights, since this run begins with these"
+        yield "sparsity.method.prune_at", f"must say when the mask is made, in {unit}{usual}: at 0 {why}"
     probed = None if m.probe is None else (m.begin_at or 0) + m.probe
     name, last = {"gmp": ("end_at", m.end_at), "lottery": ("every", m.every), "srste": ("probe", probed)}.get(m.kind, ("", None))
     if last is not None and length is not None and last > length:

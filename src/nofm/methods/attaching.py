@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from .. import shards, ste
-from ..errors import OptimizerError
+from ..errors import NotCopiedError, OptimizerError
 from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
 from ..site import Site, sites
@@ -126,6 +126,14 @@ class Handle:
         steps = [driver.number for driver in self._drivers]
         return {**saved.origin(self.method, self._sites), "steps": steps, "masks": masks, "memory": self.memory.state_dict()}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if not memo:
+            raise NotCopiedError
+        return _NotCopied()  # a part of something else, such as a LightningModule that is copied for an average
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotCopiedError
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`, forward or back. Load the model first: loading weights makes frozen masks anew.
 
@@ -154,6 +162,16 @@ class Handle:
         self.memory.load_state_dict(state["memory"])
         for driver, number in zip(self._drivers, state["steps"], strict=True):
             driver.go_on(int(number))
+
+
+class _NotCopied:
+    """What stands in a copy where its original has a handle, until somebody uses it."""
+
+    def __repr__(self) -> str:
+        return "no handle: this is a copy, which has no method"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("__") else NotCopiedError()
 
 
 def _shortly(what: object) -> str:

@@ -106,6 +106,11 @@ class Method:
         """
         return ""
 
+    def too_strong(self, lr: float, is_plain: bool) -> str:
+        """Why the method itself makes weights grow, and what to do, as a sentence without a full stop; "" where it does not. `is_plain`:
+        whether the optimizer moves weights by `lr` times their gradients however large these are, as SGD does and Adam does not."""
+        return ""
+
     def fusible(self) -> bool:
         """Whether what a step does is a `term`, which an optimizer's own pass over the weights can hold."""
         return False

@@ -10,7 +10,6 @@ looks at tensors on the host, so that traced it would be compiled anew step afte
 from __future__ import annotations
 
 import operator
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,17 +17,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
-from .. import shards
-from ..errors import OptimizerError
+from .. import following, shards
+from ..errors import NonFiniteWeightError, OptimizerError
 from ..kernels.multi import Fleet
 from ..layers import SparseModule
 from ..site import Site
-from . import following
 from .base import Memory, Method, OwnedWeight, Step
 from .finite import FiniteWatch
-from .inside import states_of
+from .inside import optimizers_in, states_of
 from .nesting import Nesting
 from .one_pass import OnePass
 
@@ -51,9 +49,11 @@ class Driver:
         self.current: Step | None = None
         self.is_late = False  # whether the next step must make up for one before it
         self.nesting = Nesting(optimizer)
-        self.pulse = following.Pulse(type(method).__name__)
+        self.pulse = following.Pulse(type(method).__name__, _acts_in_steps(type(method)))
         following.follow(self.pulse, [(site.key, site.module, site.param) for site in follow])
         self.watch = FiniteWatch()
+        self.is_plain = any(isinstance(each, SGD) for each in optimizers_in(optimizer))
+        self.is_warned = False  # that the method is too strong for the learning rate
         self.fleet = Fleet()
         self.one_pass = OnePass(optimizer, self.watch) if fused else None
         why = "nofm's method works between the compiled parts of optimizer.step; compile it without fullgraph=True"
@@ -125,7 +125,7 @@ class Driver:
                 f"{type(self.method).__name__} begins at step 0, though its optimizer has taken steps before. If this loop goes on from a "
                 "checkpoint, restore the handle that attach has returned, too: handle.load_state_dict(...); if the method is to begin now, "
                 "all is well",
-                stacklevel=_level_of_the_user(),
+                stacklevel=following.level_of_the_user(),
             )
         with torch.no_grad():
             step = self.current = self._step()
@@ -153,7 +153,12 @@ class Driver:
                 self.named_for, self.named = step.weights, [(owned.site.key, owned.param) for owned in step.weights]
             told = [] if self.one_pass is None else self.one_pass.moved
             named = [self.named[i] for i in self.one_pass.rest] if self.one_pass and told else self.named
-            self.watch.look(self.number, named, told)
+            try:
+                self.watch.look(self.number, named, told)
+            except NonFiniteWeightError as error:
+                if why := next((why for owned in step.weights if (why := self.method.too_strong(float(owned.lr), self.is_plain))), ""):
+                    raise NonFiniteWeightError(error.parameter, error.index, error.value, error.step, why) from None
+                raise
 
     def _step(self) -> Step:
         groups = self._groups()
@@ -168,6 +173,7 @@ class Driver:
                 owned, descends = self.owned[i], not group.get("maximize", False)
                 if owned.lr is not group["lr"] or owned.descends is not descends:
                     owned = self.owned[i] = OwnedWeight(site, param, group["lr"], descends)
+                    self._warn_if_too_strong(owned.lr)
                 weights.append(owned)
             elif group is None and param.requires_grad and param.grad is not None:
                 raise OptimizerError(f"{site.key} trains but is not in the optimizer that it was attached with; detach() and attach again")
@@ -175,6 +181,12 @@ class Driver:
                 resting.append(OwnedWeight(site, param, 0.0, True))
         scale = getattr(self.optimizer, "grad_scale", None)
         return Step(self.number + 1, weights, resting, scale, memory=self.memory, fleet=self.fleet, is_late=self.is_late)
+
+    def _warn_if_too_strong(self, lr: float | Tensor) -> None:
+        """Once, of a learning rate that has just been given; one that is a tensor, as some loops have on a GPU, is not waited for."""
+        if not self.is_warned and not isinstance(lr, Tensor) and (why := self.method.too_strong(lr, self.is_plain)):
+            self.is_warned = True
+            warnings.warn(why, stacklevel=following.level_of_the_user())
 
     def _groups(self) -> dict[int, dict[str, Any]]:
         """The optimizer's group of each parameter, by id. Made again only when a group or its parameters have changed."""
@@ -210,6 +222,10 @@ def _check_still_trained(site: Site, param: nn.Parameter, marked: object) -> Non
         )
 
 
+def _acts_in_steps(method: type[Method]) -> bool:
+    return method.before_step is not Method.before_step or method.after_step is not Method.after_step
+
+
 def _has_moved(optimizer: Optimizer, param: nn.Parameter) -> bool:
     """Whether an optimizer has moved a parameter, by what it remembers of it. Adagrad remembers something before its first step."""
     steps = [state.get("step", 1) for _, state in states_of(optimizer, param) if state]
@@ -218,12 +234,3 @@ def _has_moved(optimizer: Optimizer, param: nn.Parameter) -> bool:
 
 def _call(work: Callable[[bool], None], compiled: bool) -> None:
     work(compiled)
-
-
-def _level_of_the_user() -> int:
-    """The `stacklevel` of a warning from our caller that points at the first code which is neither nofm's nor torch's: a step comes
-    through wrappers of both, and how many there are depends on the schedule."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("nofm", "torch"):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from .. import ste
-from ..errors import OptimizerError
+from ..errors import OptimizerError, what_swings
 from ..kernels import ops
 from ..kernels.steps import Term
 from ..site import Site
@@ -88,7 +88,10 @@ class SRSTE(Method):
         if self._start.stage(step.number - 1) == 0 or self.placement == "backward" or self._decay(step) == 0:
             return
         spares = self._probes(step.number) and self.target is None
-        for owned in step.weights if spares or self.placement == "decoupled" else self._by_kernels(step):
+        left = step.weights
+        if self.placement == "gradient" and not spares:
+            left = self._add_by_kernels(step)
+        for owned in left:
             term = self._term(owned, step.grad_scale)
             term = flips.spare_control_(term, owned) if spares else term
             if self.placement == "decoupled":
@@ -115,7 +118,7 @@ class SRSTE(Method):
         descent = grad if owned.descends else -grad
         return ste.refinement(owned.weight, owned.mask(), self.refine, descent, owned.lr)
 
-    def _by_kernels(self, step: Step) -> Sequence[OwnedWeight]:
+    def _add_by_kernels(self, step: Step) -> Sequence[OwnedWeight]:
         """Add the term to all gradients that a kernel serves, in one pass over weights and gradients; returns the others."""
         if self.refine == "gradient":
             return step.weights
@@ -130,6 +133,15 @@ class SRSTE(Method):
 
     def _decay(self, step: Step) -> float:
         return flips.decay_of(step.memory) if self.decay == "auto" else self.decay
+
+    def too_strong(self, lr: float, is_plain: bool) -> str:
+        shrinks = self.refine == "weight" and (is_plain or self.placement == "decoupled")  # others do not grow with the weight
+        if self.decay == "auto" or not shrinks or not (swinging := what_swings(self.decay, lr)):
+            return ""
+        return (
+            f"SRSTE's decay times the learning rate is {self.decay:g} * {lr:g} = {self.decay * lr:g} and must be below 1, or {swinging}; "
+            "clipping gradients does not help, since the term is added after it"
+        )
 
     def fusible(self) -> bool:
         return self.placement != "backward"
