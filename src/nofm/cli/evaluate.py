@@ -101,7 +101,7 @@ def _planned(run: Path, options: list[str], name: str, weights: str | None) -> E
     from .options import parse
 
     recipe, own = started_with(run)
-    config, _, origins = parse(recipe, own, options) if options else (own, None, {})
+    config, _, origins = parse(recipe, own, options, begun=True) if options else (own, None, {})
     allowed = allowed_fields(own)
     for key in (key for key, origin in origins.items() if origin.startswith("--") and key not in allowed):
         owned = ", ".join(f"--{field}" for field in allowed)
