@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 from test_report_numbers import EVENTS, LAYERS, write_run
 
+from nofm.columns import table_in_parts
 from nofm.report import files_of, table, write_report
 from nofm.report.measures import MEASURES
 from nofm.report.read import load
@@ -40,6 +42,33 @@ def test_what_is_printed_has_mean_and_spread_of_each_configuration(tmp_path):
     assert note == "mean ± standard deviation over seeds"
     unfinished = write_run(tmp_path / "cut", EVENTS[:6], 2)
     assert "1 of 2" in table([runs[0], unfinished])
+
+
+def test_what_is_printed_fits_a_terminal_with_a_column_for_each_evaluation(tmp_path):
+    runs = []
+    for decay in (0.1, 0.2):
+        for seed in (0, 1):
+            config = {"sparsity": {"method": {"kind": "srste", "decay": decay}}}
+            runs.append(finished(tmp_path / f"{decay}-{seed}", seed, 70.0 + 2 * seed, 8, config=config))
+            (runs[-1] / "evaluations").mkdir()
+            for name in ("test", "other-data"):
+                facts = {"step": 20, "headline": "accuracy", "metrics": {"accuracy": 71.0 + seed}}
+                (runs[-1] / "evaluations" / f"{name}.json").write_text(json.dumps(facts))
+    first, second = (part.splitlines() for part in table(runs).split("\n\n"))
+    assert max(map(len, [*first, *second])) <= 80
+    assert [re.split(r"  +", line) for line in first[-2:]] == [
+        ["decay=0.1", "2", "71.0 ± 1.4", "71.50 ± 0.71", "71.50 ± 0.71", "50.0 %"],
+        ["decay=0.2", "2", "71.0 ± 1.4", "71.50 ± 0.71", "71.50 ± 0.71", "50.0 %"],
+    ]
+    assert [re.split(r"  +", line) for line in second[-3:-1]] == [[f"decay={decay}", "66.7 %", "20 ± 0"] for decay in (0.1, 0.2)]
+
+
+def test_a_long_name_leaves_room_for_numbers_beside_its_last_line():
+    name = " ".join(["srste", "1:16"] * 6)
+    lines = table_in_parts(["", "seeds", "one more column"], [[name, "1", "2"], ["dense", "3" * 20, "4" * 21]])
+    assert max(map(len, lines)) <= 80
+    assert [line.split("  ")[0] for line in lines if line.strip()] == ["", *textwrap.wrap(name, 36), "dense"]
+    assert re.split(r"  +", lines[2])[1:] == ["1", "2"]
 
 
 def test_final_metrics_are_of_the_average_where_there_is_one(tmp_path):
@@ -111,7 +140,7 @@ def test_what_a_search_has_found_is_in_the_table_and_the_files(tmp_path):
 
     fixed = write_run(tmp_path / "fixed", config={"sparsity": {"method": {"kind": "srste", "decay": 0.002}}})
     runs = [searched(0, 0.001), searched(1, 0.003), fixed]
-    header, auto, plain, *_ = (re.split(r"  +", line) for line in table(runs).splitlines()[2:])
+    header, auto, plain, *_ = (re.split(r"  +", line) for line in table(runs).partition("\n\n")[2].splitlines())  # there is no more room
     assert (header[-1], auto[-1], plain[-1]) == ("decay found", "0.002 ± 0.0014", "\N{EM DASH}")
     page = write_report(runs, tmp_path / "out" / "report.html")
     lines = list(csv.DictReader(page.with_suffix(".csv").open()))

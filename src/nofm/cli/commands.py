@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from ..columns import wrapped
 from ..engine.config import ConfigError
 from ..engine.resolve import near
 from ..errors import NofmError, NoZerosError
@@ -101,7 +102,6 @@ def check(
         raise ConfigError("--skip: leaves layers out of --pattern, which is not given; without it each weight's own pattern is found")
     weights = _weights_of(file)
     from .. import verify
-    from ..overview import wrapped
 
     found = verify(weights, {**dict.fromkeys(skip), "*": pattern} if skip else pattern)
     if pattern is not None and weights != file:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..columns import wrapped
+
 __all__ = ["opening"]
 
 
@@ -18,7 +20,8 @@ def opening(run: Path, start: Mapping[str, Any]) -> list[str]:
     head += "" if before is None else f" of {before} processes by {start['processes']}, with new generators"
     try:
         info: dict[str, Any] = json.loads((run / "run.json").read_text())
-        return [f"{head}: {', '.join(_what(info, start))}", _sparse(info)]
+        said = f"{head}: {', '.join(_what(info, start))}", _sparse(info)
+        return [line for paragraph in said for line in wrapped(paragraph, indent="  ")]
     except (OSError, ValueError, TypeError, KeyError):
         return [head]  # nothing that a run should end for
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..columns import wrapped
 from ..engine.config import ConfigError, RunConfig
 from ..engine.counting import recount
 from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
@@ -60,7 +61,7 @@ def parse(recipe: str, base: RunConfig, args: list[str], *, begun: bool = False)
     values = to_dict(RunConfig(**changed))
     _forget_what_belonged_to_another_kind(values, to_dict(base), origins)
     if not begun and (said := recount(values, to_dict(base), origins)):
-        say(said)
+        say("\n".join(wrapped(said, indent="  ")))
     return from_dict(values, origins), options, origins
 
 
