@@ -10,6 +10,7 @@ from ..columns import table_in_parts, wrapped
 from . import curves
 from .compare import group_runs
 from .evaluations import headlines
+from .measured_on import data_of, measured_alike
 from .notices import about_comparing
 from .numbers import total_sad
 from .read import load
@@ -32,16 +33,19 @@ def table(runs: Sequence[Path | str]) -> str:
     heads = [_with_unit(unit_of_evaluation(*key)) for key in evaluated]
     final_head = "no metric yet" if unit is None else f"final {_with_unit(unit)}"
     settled = found_names(groups)
-    head = ["", "seeds", final_head, *heads, *kept, "mask changes of all weights (SAD)", *(f"{name} found" for name in settled)]
+    beside = [] if measured_alike(groups) else [[words.replace("training images ", "")] for words in data_of(groups)]
+    on = ["measured on"] * bool(beside)
+    moves = "mask changes of all weights (SAD)"
+    head = ["", "seeds", final_head, *on, *heads, *kept, moves, *(f"{name} found" for name in settled)]
     rows = []
-    for group in groups:
+    for group, measured in zip(groups, beside or [[] for _ in groups], strict=True):
         final = NONE if metric is None or unit is None else unit.stat(group.stat(partial(curves.final, metric=metric)))
         sad = group.stat(total_sad)
         moved = NONE if sad is None else plus_minus(sad, lambda value: f"{value:,.0f}")
         seeds = len(group.finished) if len(group.finished) == len(group.runs) else f"{len(group.finished)} of {len(group.runs)}"
         elsewhere = [evaluated_cell(*key, group) for key in evaluated]
         shares = [kept_share(of, group) for of in KEPT.values()]
-        rows.append([group.label, str(seeds), final, *elsewhere, *shares, moved, *(found_cell(name, group) for name in settled)])
+        rows.append([group.label, str(seeds), final, *measured, *elsewhere, *shares, moved, *(found_cell(name, group) for name in settled)])
     lines = table_in_parts(head, rows)
     if any(len(group.finished) > 1 for group in groups):
         lines.append("mean ± standard deviation over seeds")
