@@ -3,6 +3,7 @@ stays."""
 
 from __future__ import annotations
 
+import sys
 from functools import reduce
 
 import pytest
@@ -62,8 +63,15 @@ def test_what_is_not_given_is_scaled(recipe, options, expected, said, capsys):
     config, *_ = parse(recipe, find(recipe), options.split())
     assert {key: reduce(getattr, key.split("."), config) for key in expected} == expected
     shown = capsys.readouterr().out
-    assert shown == "" if said is None else said in shown.replace("\n  ", " ")
-    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert shown == "" if said is None else said in shown and shown.count("\n") == 1
+
+
+def test_a_terminal_has_room_for_what_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    parse("digits", find("digits"), ["--engine.epochs", "100"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
 
 
 def test_what_a_file_gives_stays(tmp_path, capsys):

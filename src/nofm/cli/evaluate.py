@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..columns import wrapped
 from ..engine.config import ConfigError
 from ..report.study import finished
 from .folders import check_run, runs_in, started_with
 from .pages import fitted
-from .words import taken
+from .words import fit, taken
 
 if TYPE_CHECKING:
     from ..engine.evaluate import Evaluation
@@ -75,9 +74,9 @@ def command(args: list[str]) -> int:
             with _shown(plan, number, len(plans)) as told:
                 facts = found or evaluate(plan, command=["nofm", "evaluate", *args], stop=stop, told=told)
             end = "measured before, --again measures again" if found else f"{facts['seconds']:.1f} s"
-            _print(f"[{number}/{len(plans)}] {plan.run}: {_numbers(facts)} ({', '.join(_files(facts))}; {end})")
+            print(fit(f"[{number}/{len(plans)}] {plan.run}: {_numbers(facts)} ({', '.join(_files(facts))}; {end})"), flush=True)
     where = "each run" if len(plans) > 1 else plans[0].run
-    _print(f"written to evaluations/{name}.json of {where}; nofm report and nofm study --table show it")
+    print(fit(f"written to evaluations/{name}.json of {where}; nofm report and nofm study --table show it"))
     return 0
 
 
@@ -118,11 +117,6 @@ def _numbers(facts: dict[str, Any]) -> str:
 
 def _files(facts: dict[str, Any]) -> list[str]:
     return [row["file"] for row in facts["weights"].values()]
-
-
-def _print(line: str) -> None:
-    """In lines that a terminal has room for; to a program, which may look for a run's numbers, in one."""
-    print(*(wrapped(line, indent="  ") if sys.stdout.isatty() else [line]), sep="\n", flush=True)
 
 
 @contextmanager

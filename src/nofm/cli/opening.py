@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..columns import wrapped
 from ..report.measured_on import measured_on
 
 __all__ = ["opening"]
@@ -21,8 +20,7 @@ def opening(run: Path, start: Mapping[str, Any]) -> list[str]:
     head += "" if before is None else f" of {before} processes by {start['processes']}, with new generators"
     try:
         info: dict[str, Any] = json.loads((run / "run.json").read_text())
-        said = f"{head}: {', '.join(_what(info, start))}", _sparse(info)
-        return [line for paragraph in said for line in wrapped(paragraph, indent="  ")]
+        return [f"{head}: {', '.join(_what(info, start))}", _sparse(info)]
     except (OSError, ValueError, TypeError, KeyError):
         return [head]  # nothing that a run should end for
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..columns import wrapped
 from ..engine.config import ConfigError, RunConfig
 from ..engine.counting import recount
 from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
 from .pages import fitted, fitting
-from .words import say
+from .words import fit, say
 
 __all__ = ["Options", "pairs_of", "parse", "positive"]
 
@@ -61,7 +60,7 @@ def parse(recipe: str, base: RunConfig, args: list[str], *, begun: bool = False)
     values = to_dict(RunConfig(**changed))
     _forget_what_belonged_to_another_kind(values, to_dict(base), origins)
     if not begun and (said := recount(values, to_dict(base), origins)):
-        say("\n".join(wrapped(said, indent="  ")))
+        say(fit(said))
     return from_dict(values, origins), options, origins
 
 
