@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = ["table", "table_in_parts", "table_that_fits", "wrapped"]
 
@@ -36,7 +37,8 @@ def table_in_parts(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     lines = _stacked(head, rows)
     if max(map(len, lines)) <= WIDTH:
         return lines
-    names = [textwrap.wrap(row[0], _NAME, break_long_words=False, break_on_hyphens=False) or [""] for row in rows]
+    whole: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
+    names = [textwrap.wrap(row[0], _NAME, **whole) or [""] for row in rows]
     parts: list[list[int]] = []
     for column in range(1, len(head)):
         longer = [*parts[-1], column] if parts else [column]

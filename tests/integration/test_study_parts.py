@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,21 @@ def test_going_on_is_about_the_rows_that_were_asked_for(tmp_path, made, capsys):
     assert main(["study", "fig3", "--out", str(tmp_path)]) == 0
     assert len(made) == 2, "of all rows, from then on"
     assert made[0] == made[1]
+
+
+def test_a_terminal_has_room_for_the_table(tmp_path, monkeypatch, capsys):
+    assert study("fig3", tmp_path, "--seeds", "2") == 0
+    capsys.readouterr()
+    command = ["study", "fig3", "--out", str(tmp_path), "--table"]
+    assert main(command) == 0
+    assert (tmp_path / "fig3" / "table.md").read_text() in capsys.readouterr().out, "a program gets what the file has"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(command) == 0
+    shown = capsys.readouterr().out.partition("# Mask movement")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+    score = table(tmp_path / "fig3")["dense"]["score"]
+    assert re.search(rf"^dense +{float(score):.2f} ± ", shown, re.MULTILINE)
+    assert "|" not in shown
 
 
 def test_options_that_are_given_count(tmp_path, capsys):

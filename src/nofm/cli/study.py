@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..recipes import RECIPES, find
 from ..recipes.studies import STUDIES, check_names, find_studies
 from .campaign import check_runs, check_tables, facts_of, limited, note, planned, train_rows
 from .earlier import completed
+from .markdown import laid_out
 from .pages import fitted
 from .words import taken
 
@@ -156,7 +158,8 @@ def _write(out: Path, into: Path, studies: dict[str, dict[str, Any]], *, may_be_
         try:
             for file in write_study(into / name, out / "runs"):
                 print(file)
-            print((into / name / "table.md").read_text())
+            text = (into / name / "table.md").read_text()
+            print(laid_out(text) if sys.stdout.isatty() else text)
             if importlib.util.find_spec("matplotlib") is None:
                 print("no figure: matplotlib is not installed, pip install 'nofm[report]' (in a clone '.[report]'); --table draws it later")
         except Unfinished as error:
