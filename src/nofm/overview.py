@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from . import shards
+from .columns import table
 from .errors import LayerError
 from .kinds import known_weights
 from .layers import SparseModule, dense_class, seen_now
@@ -24,14 +24,10 @@ __all__ = [
     "refuse_packed",
     "remember_reason",
     "summary",
-    "table",
-    "table_that_fits",
-    "wrapped",
     "zeros_counted",
 ]
 
 _REASONS = "_nofm_dense"  # on a module: why each of its weights stays dense
-_WIDTH = 80  # of a terminal
 _MANY = 0.1  # of a weight: more zeros than training leaves by chance
 
 
@@ -89,28 +85,6 @@ class Summary:
         ]
         total = f"{len(self.sparse)} of {len(self.rows)} layers sparse; weights kept in all layers: {self.density:.1%}"
         return "\n".join([*table([header, *cells], right=(4, 5)), total, *filter(None, (self.now, self.zeros))])
-
-
-def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """The lines of a table whose columns have the width of their longest cell; numbers stand in those that go to the `right`."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    places = [str.rjust if i in right else str.ljust for i in range(len(widths))]
-    return ["  ".join(place(cell, width) for place, cell, width in zip(places, row, widths, strict=True)).rstrip() for row in rows]
-
-
-def table_that_fits(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """The same in lines that a terminal has room for: where names, which come first, are too long, each has a line of its own, and the rest
-    of its row stands below."""
-    lines = table(rows, right)
-    if max(map(len, lines)) <= _WIDTH:
-        return lines
-    below = table([row[1:] for row in rows], [i - 1 for i in right])
-    return [line for row, rest in zip(rows, below, strict=True) for line in (row[0], f"  {rest}")]
-
-
-def wrapped(text: str, indent: str = "") -> list[str]:
-    """The lines of a paragraph, `indent` before all but the first; names and options stay in one piece."""
-    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def refuse_packed(model: nn.Module) -> None:

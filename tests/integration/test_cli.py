@@ -175,8 +175,10 @@ def test_check_tells_a_sparse_file_from_a_dense_one(run, tmp_path, capsys):
     assert "1:16" in capsys.readouterr().out
     save_file({"w": torch.ones(4, 4)}, tmp_path / "dense.safetensors")
     assert main(["check", str(tmp_path / "dense.safetensors"), "--pattern", "2:4"]) == 1
-    assert main(["check", str(tmp_path / "nowhere")]) == 2
-    assert "no such file" in capsys.readouterr().err
+    for command in ("check", "export"):
+        assert main([command, str(tmp_path / "dense.safetensor")]) == 2
+        said = f"{tmp_path}/dense.safetensor: no such file; give a file of weights or a run folder; did you mean"
+        assert capsys.readouterr().err == f"nofm: {said} '{tmp_path}/dense.safetensors'?\n"
 
 
 def test_analyse_gives_sad_between_any_two_saved_steps(run, capsys):

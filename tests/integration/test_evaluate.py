@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -345,6 +346,23 @@ def test_the_name_of_a_folder_is_no_markup(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     run = Path(shutil.copytree(digits / "seed-1", tmp_path / "lr[/b]=1"))
     assert main(["evaluate", str(run), "--name", "own"]) == 0
+
+
+def test_a_terminal_has_room_for_its_lines_and_a_program_gets_them_whole(digits, tmp_path, monkeypatch, capsys):
+    shutil.copytree(digits / "seed-1", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate", "run", "--name", "own"]
+    assert main([*command, "--again"]) == 0
+    whole = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in whole] == [
+        "[1/1] run",
+        "written to evaluations/own.json of run; nofm report and nofm study --table show it",
+    ]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(command) == 0
+    lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capsys.readouterr().out).splitlines()
+    assert any(line.startswith("  ") for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_flow_has_two_parts(finished, capsys):

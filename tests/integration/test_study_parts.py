@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,42 @@ def test_a_folder_with_runs_needs_no_options(tmp_path, made, capsys):
     assert after["config"] == {**before["config"], "out": str(gone)}
     whole = "nofm study fig3 --out HERE --on digits --engine.steps 12 --schedule.warmup 2 --engine.eval_every 6 --engine.log_every 3"
     assert " ".join(after["command"]).replace(str(here), "HERE") == f"{whole} --seeds 2 --optim.nesterov false"
+
+
+def test_going_on_is_about_the_rows_that_were_asked_for(tmp_path, made, capsys):
+    """Which had been trained in full with no word of --rows; given anew they are more, and what is finished stays."""
+    assert study("fig3", tmp_path, "--seeds", "2", "--rows", "dense") == 0
+    gone, table_of_runs = tmp_path / "runs" / "dense-1of16" / "seed-1", tmp_path / "fig3" / "runs.csv"
+    shutil.rmtree(gone)
+    table_of_runs.unlink()
+    made.clear()
+    assert main(["study", "fig3", "--out", str(tmp_path)]) == 0
+    assert made == [gone]
+    assert "only the rows of before: --rows dense (all of them: --rows '*')" in capsys.readouterr().out
+    made.clear()
+    assert main(["study", "fig3", "--out", str(tmp_path), "--rows", "*"]) == 0
+    assert [run.parent.name for run in made] == ["ste-1of16"] * 2
+    shutil.rmtree(made[0])
+    table_of_runs.unlink()
+    del made[1:]
+    assert main(["study", "fig3", "--out", str(tmp_path)]) == 0
+    assert len(made) == 2, "of all rows, from then on"
+    assert made[0] == made[1]
+
+
+def test_a_terminal_has_room_for_the_table(tmp_path, monkeypatch, capsys):
+    assert study("fig3", tmp_path, "--seeds", "2") == 0
+    capsys.readouterr()
+    command = ["study", "fig3", "--out", str(tmp_path), "--table"]
+    assert main(command) == 0
+    assert (tmp_path / "fig3" / "table.md").read_text() in capsys.readouterr().out, "a program gets what the file has"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(command) == 0
+    shown = capsys.readouterr().out.partition("# Mask movement")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+    score = table(tmp_path / "fig3")["dense"]["score"]
+    assert re.search(rf"^dense +{float(score):.2f} ± ", shown, re.MULTILINE)
+    assert "|" not in shown
 
 
 def test_options_that_are_given_count(tmp_path, capsys):

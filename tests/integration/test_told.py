@@ -104,7 +104,10 @@ def test_a_terminal_shows_names_as_they_are_and_commands_in_one_piece(tmp_path, 
     out = tmp_path / "with [red] brackets and many more letters than a line"
     bar = Bar(out)
     train(SMALL, out, sinks=[bar])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    shown = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert any(line.startswith("  ") for line in shown)
+    assert all(len(line) <= 80 or str(tmp_path) in line for line in shown), "but for the name"
+    lines = "\n".join(shown).replace("\n  ", " ").splitlines()
     assert lines[0].startswith(f"run {out}: cnn on digits, 12 steps of 32 images, seed 1, on cpu (")
     assert lines[1] == OPENINGS["2:4"][1]
     assert lines[-1] == f"the network: {out}/model.safetensors; to look at the run: nofm report '{out}'"
@@ -206,7 +209,7 @@ def test_of_a_long_one_of_several_runs_there_is_a_line_now_and_then(tmp_path):
 def test_on_a_terminal_the_bars_of_several_runs_go(tmp_path, capsys):
     for number in (1, 2):
         train(SMALL, tmp_path / f"seed-{number}", sinks=[Bar(tmp_path / f"seed-{number}", Turn(number, 2, f"seed-{number}"))])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    lines = [line for line in capsys.readouterr().out.replace("\n  ", " ").splitlines() if line.strip()]
     assert [line.partition(":")[0] for line in lines] == [f"run {tmp_path}/seed-1", "srste 2", "[1/2] seed-1", "[2/2] seed-2"]
 
 

@@ -1,7 +1,9 @@
-"""A run that is asked for in the other unit than its recipe counts in: what is not given is scaled, what is given stays."""
+"""A run that is asked for in the other unit than its recipe counts in, or is too short for it: what is not given is scaled, what is given
+stays."""
 
 from __future__ import annotations
 
+import sys
 from functools import reduce
 
 import pytest
@@ -19,26 +21,39 @@ ASKED = {
         "flow/stamps", "--engine.epochs 5",
         {"engine.epochs": 5, "engine.steps": None, "schedule.warmup": 0.25, "engine.eval_every": 1.25},
         "5 epochs instead of the recipe's 5000 steps; scaled to that, since not given: "
-        "schedule.warmup 250 -> 0.25, engine.eval_every 1250 -> 1.25",
+        "schedule.warmup 250 steps -> 0.25 epochs, engine.eval_every 1250 steps -> 1.25 epochs",
     ),
     "the old unit unset by hand": (
         "multi30k/small", "--engine.epochs 20 --engine.steps none",
-        {"engine.steps": None, "schedule.warmup": 5}, "schedule.warmup 2000 -> 5",
+        {"engine.steps": None, "schedule.warmup": 5}, "schedule.warmup 2000 steps -> 5 epochs",
     ),
     "what is given stays": (
         "flow/stamps", "--engine.epochs 5 --schedule.warmup 2 --engine.eval_every 1",
         {"schedule.warmup": 2, "engine.eval_every": 1}, "5 epochs instead of the recipe's 5000 steps",
     ),
     "epochs to steps, which are whole": (
-        "fashion/cnn", "--engine.steps 50", {"engine.steps": 50, "engine.epochs": None, "schedule.warmup": 3}, "schedule.warmup 1 -> 3",
+        "fashion/cnn", "--engine.steps 50", {"engine.steps": 50, "engine.epochs": None, "schedule.warmup": 3},
+        "schedule.warmup 1 epochs -> 3 steps",
     ),
     "no less than one step": ("fashion/cnn", "--engine.steps 4", {"schedule.warmup": 1, "engine.eval_every": 1}, ""),
     "ten tests at most": ("imagenet/resnet50", "--engine.steps 200", {"engine.eval_every": 20, "engine.checkpoint_every": None}, ""),
-    "lists": ("bccd/fasterrcnn", "--engine.steps 800", {"schedule.milestones": (530, 730)}, "schedule.milestones 53 73 -> 530 730"),
+    "lists": (
+        "bccd/fasterrcnn", "--engine.steps 800", {"schedule.milestones": (530, 730)}, "schedule.milestones 53 73 epochs -> 530 730 steps",
+    ),
     "another schedule's lengths are not there to be scaled": (
         "bccd/fasterrcnn", "--engine.steps 800 --schedule.kind cosine", {"schedule.milestones": ()}, "",
     ),
     "the recipe's own unit": ("digits", "--engine.steps 100 --schedule.warmup 7", {"schedule.warmup": 7, "engine.eval_every": 20}, None),
+    "too short for the recipe": (
+        "digits", "--engine.steps 40", {"schedule.warmup": 4, "engine.eval_every": 20},
+        "40 steps instead of the recipe's 400 steps; scaled to that, since not given: schedule.warmup 40 steps -> 4 steps\n",
+    ),
+    "long enough for the recipe": ("digits", "--engine.steps 41", {"schedule.warmup": 40}, None),
+    "too short for what is given": ("digits", "--engine.steps 40 --schedule.warmup 50", {"schedule.warmup": 50}, None),
+    "too short for the last milestone": (
+        "bccd/fasterrcnn", "--engine.epochs 40", {"schedule.milestones": (26.5, 36.5), "schedule.warmup": 10},
+        "schedule.milestones 53 73 epochs -> 26.5 36.5 epochs",
+    ),
     "nothing asked": ("digits", "--seed 1", {"schedule.warmup": 40}, None),
 }  # fmt: skip
 
@@ -49,6 +64,14 @@ def test_what_is_not_given_is_scaled(recipe, options, expected, said, capsys):
     assert {key: reduce(getattr, key.split("."), config) for key in expected} == expected
     shown = capsys.readouterr().out
     assert shown == "" if said is None else said in shown and shown.count("\n") == 1
+
+
+def test_a_terminal_has_room_for_what_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    parse("digits", find("digits"), ["--engine.epochs", "100"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
 
 
 def test_what_a_file_gives_stays(tmp_path, capsys):
@@ -73,6 +96,13 @@ def test_every_recipe_can_be_asked_for_in_the_other_unit(recipe):
     assert (config.engine.epochs, config.engine.steps) == ((6, None) if base.epochs is None else (None, 60))
 
 
+@pytest.mark.parametrize("given", ["--engine.steps 20 --engine.epochs 2", "--engine.epochs 2 --engine.steps 20"])
+def test_both_units_are_one_mistake(given, capsys):
+    assert main(["train", "digits", *given.split()]) == 2
+    said = "--engine.epochs 2.0: give either engine.epochs or engine.steps: both are set, and engine.steps is 20; leave one of them out"
+    assert capsys.readouterr() == ("", f"nofm: {said}\n")
+
+
 def test_lengths_are_those_of_the_configuration():
     assert set(LENGTHS) == {
         "schedule.warmup", "schedule.milestones", "schedule.restarts", "engine.eval_every", "engine.checkpoint_every",
@@ -94,3 +124,13 @@ def test_a_run_goes_on_in_its_own_unit(tmp_path, capsys):
     assert "--engine.steps: this run counts in epochs and has 0.5; give --engine.epochs" in capsys.readouterr().err
     assert main(["resume", out, "--allow_change", "--engine.epochs", "1"]) == 0
     assert "22 steps" in capsys.readouterr().out
+
+
+def test_what_is_behind_a_run_is_not_scaled(tmp_path, capsys):
+    """Its warm-up is in the past: with another one it would be another run."""
+    out = str(tmp_path / "run")
+    assert main(["train", "digits", "--engine.steps", "8", "--schedule.warmup", "6", "--out", out]) == 0
+    assert main(["resume", out, "--allow_change", "--engine.steps", "5"]) == 2
+    shown = capsys.readouterr()
+    assert "schedule.warmup = 6.0: must end before the run does" in shown.err
+    assert "scaled" not in shown.out

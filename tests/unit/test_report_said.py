@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 from test_report_numbers import EVENTS, LAYERS, write_run
 
+from nofm.columns import table_in_parts
 from nofm.report import files_of, table, write_report
+from nofm.report.compare import group_runs
 from nofm.report.measures import MEASURES
+from nofm.report.picture import figure_of
 from nofm.report.read import load
 from nofm.report.study import measured
 
@@ -42,6 +46,34 @@ def test_what_is_printed_has_mean_and_spread_of_each_configuration(tmp_path):
     assert "1 of 2" in table([runs[0], unfinished])
 
 
+def test_what_is_printed_fits_a_terminal_with_a_column_for_each_evaluation(tmp_path):
+    runs = []
+    for decay in (0.1, 0.2):
+        for seed in (0, 1):
+            config = {"sparsity": {"method": {"kind": "srste", "decay": decay}}}
+            runs.append(finished(tmp_path / f"{decay}-{seed}", seed, 70.0 + 2 * seed, 8, config=config))
+            (runs[-1] / "evaluations").mkdir()
+            for name in ("test", "other-data"):
+                facts = {"step": 20, "headline": "accuracy", "metrics": {"accuracy": 71.0 + seed}}
+                (runs[-1] / "evaluations" / f"{name}.json").write_text(json.dumps(facts))
+    first, second = (part.splitlines() for part in table(runs).split("\n\n"))
+    assert max(map(len, [*first, *second])) <= 80
+    assert [re.split(r"  +", line) for line in first[-2:]] == [
+        ["decay=0.1", "2", "71.0 ± 1.4", "71.50 ± 0.71", "71.50 ± 0.71", "50.0 %"],
+        ["decay=0.2", "2", "71.0 ± 1.4", "71.50 ± 0.71", "71.50 ± 0.71", "50.0 %"],
+    ]
+    assert [re.split(r"  +", line) for line in second[-3:-1]] == [[f"decay={decay}", "66.7 %", "20 ± 0"] for decay in (0.1, 0.2)]
+
+
+def test_a_long_name_leaves_room_for_numbers_beside_its_last_line():
+    name = " ".join(["srste", "1:16"] * 6)
+    lines = table_in_parts(["", "seeds", "one more column"], [[name, "1", "2"], ["dense", "3" * 20, "4" * 21]])
+    assert max(map(len, lines)) <= 80
+    shown = [line[:36].rstrip().partition("   ")[0] for line in lines]
+    assert shown[1:4] == [*textwrap.wrap(name, 36, subsequent_indent="  "), "dense"]
+    assert lines[2].split()[-2:] == ["1", "2"], "numbers stand beside its last line"
+
+
 def test_final_metrics_are_of_the_average_where_there_is_one(tmp_path):
     plain, averaged = finished(tmp_path / "plain", 0, 70.0, 8), [dict(event) for event in EVENTS]
     averaged[-1]["metrics"] = {"accuracy": 80.0, "ema_accuracy": 85.0}
@@ -52,6 +84,65 @@ def test_final_metrics_are_of_the_average_where_there_is_one(tmp_path):
     assert re.split(r"  +", table([run]).splitlines()[3])[2] == "85.00"
     assert said in table([run]).splitlines()[-1]
     assert said in write_report([run], tmp_path / "out2").read_text()
+
+
+def on(folder: Path, held_out: int | None, accuracy: float, **data: object) -> Path:
+    """A run measured on other images, with a pattern of its own."""
+    config = {"data": {"name": "digits", "held_out": held_out, **data}, "sparsity": {"pattern": f"1:{int(accuracy)}"}}
+    return finished(folder, 0, accuracy, 8, config=config)
+
+
+def test_runs_measured_on_different_images_have_no_best(tmp_path):
+    runs = [on(tmp_path / "a", 3000, 70.0), on(tmp_path / "b", None, 80.0)]
+    shown = table(runs)
+    assert [re.split(r"  +", line)[2:4] for line in shown.splitlines()[3:5]] == [["70.00", "3,000 held out"], ["80.00", "test data"]]
+    why = "Measured on different data, so none of them is called the best: 3,000 training images held out (1:70); test data (1:80)."
+    assert f"note: {why}" in shown.replace("\n  ", " ")
+    page = write_report(runs, tmp_path / "out").read_text()
+    assert "by mean" not in page
+    assert "<dt>final accuracy</dt>" not in page
+    assert f"<li>{why}</li>" in page
+    assert re.search(r"best accuracy, %</th><th[^>]*>measured on</th>", page)
+    assert "<td><span>3,000 training images held out</span></td>" in page
+    captions = re.findall(r'<p class="caption">On (.*?)\.[ <]', page)
+    assert set(captions) == {"3,000 training images held out (1:70); test data (1:80)"}
+    assert len(captions) == 3, "accuracy, loss, and run by run"
+
+
+def test_other_data_sets_have_no_best_either(tmp_path):
+    runs = [on(tmp_path / "a", None, 70.0), on(tmp_path / "b", None, 80.0, name="fashion")]
+    assert "the best: digits: test data (digits 1:70); fashion: test data (fashion 1:80)." in table(runs).replace("\n  ", " ")
+    assert "by mean" not in write_report(runs, tmp_path / "out").read_text()
+
+
+def test_where_all_runs_are_measured_on_images_held_out_one_note_says_so(tmp_path):
+    runs = [on(tmp_path / "a", 300, 70.0), on(tmp_path / "b", 300, 80.0)]
+    note = "Measured on 300 training images held out, not on test data."
+    assert table(runs).splitlines()[-1] == f"note: {note}"
+    assert "measured on" not in table(runs)
+    page = write_report(runs, tmp_path / "out").read_text()
+    assert "Best configuration by mean: <strong>1:80</strong>" in page
+    assert "one seed, so no spread; of 300 training images held out" in page
+    assert page.count(f"<li>{note}</li>") == 1
+    assert '<p class="caption">On 300 training images held out.' in page
+
+
+def test_test_data_are_called_so_and_nothing_else_is_said_of_them(tmp_path):
+    runs = [on(tmp_path / "a", None, 70.0), finished(tmp_path / "of an earlier version", 0, 80.0, 8)]
+    page = write_report(runs, tmp_path / "out").read_text()
+    assert '<p class="caption">On test data.' in page
+    assert "held" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).replace("held_out", "")
+    assert "Best configuration by mean" in page
+    assert "easured on" not in table(runs)
+    split = write_report([on(tmp_path / "c", None, 70.0, test="test_2017")], tmp_path / "split").read_text()
+    assert '<p class="caption">On test data, test_2017.' in split
+
+
+@pytest.mark.parametrize("held_out", [None, 300])
+def test_the_picture_says_where_scores_are_of_images_held_out(held_out, tmp_path):
+    groups = group_runs([load(on(tmp_path / "a", held_out, 70.0))])
+    title = figure_of(groups).axes[0].get_title().replace("\n", " ")
+    assert ("measured on 300 training images held out" in title) == (held_out is not None)
 
 
 @pytest.mark.parametrize(("decay", "told"), [(0.999, True), (0.5, False)])
@@ -111,7 +202,7 @@ def test_what_a_search_has_found_is_in_the_table_and_the_files(tmp_path):
 
     fixed = write_run(tmp_path / "fixed", config={"sparsity": {"method": {"kind": "srste", "decay": 0.002}}})
     runs = [searched(0, 0.001), searched(1, 0.003), fixed]
-    header, auto, plain, *_ = (re.split(r"  +", line) for line in table(runs).splitlines()[2:])
+    header, auto, plain, *_ = (re.split(r"  +", line) for line in table(runs).partition("\n\n")[2].splitlines())  # there is no more room
     assert (header[-1], auto[-1], plain[-1]) == ("decay found", "0.002 ± 0.0014", "\N{EM DASH}")
     page = write_report(runs, tmp_path / "out" / "report.html")
     lines = list(csv.DictReader(page.with_suffix(".csv").open()))

@@ -152,7 +152,7 @@ def test_the_page_marks_the_end_of_a_start(tmp_path):
     assert text.count('tick" style="color: var(--muted)"></span>as sparse as in the end from step 30 on</li>') == 2, "and each by layer"
     assert [run["sparse_from"] for run in json.loads(page.with_suffix(".json").read_text())["runs"]] == [0, 30, 30]
     assert [row["best/accuracy"] for row in csv.DictReader(page.with_suffix(".csv").open())] == ["90.0", "80.0", "80.0"]
-    assert table(folders).splitlines()[-2:] == words.removesuffix(".").split("; ")
+    assert table(folders).replace("\n  ", " ").splitlines()[-2:] == words.removesuffix(".").split("; ")
 
 
 def drawn_at(svg: str) -> list[str]:

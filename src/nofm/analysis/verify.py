@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from .. import shards
 from ..choose import Rules, parse_rules
+from ..columns import table_that_fits, wrapped
 from ..errors import NofmError
 from ..kinds import known_weights
 from ..masks import Axis, Grouping
-from ..overview import table_that_fits, wrapped
 from ..packed import is_packed, unpacked
 from ..patterns import Pattern
 from ..site import named_weights, parameter_name, sites

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from ..columns import wrapped
 from ..engine.config import ConfigError
-from ..engine.resolve import near
+from ..engine.resolve import near, near_path
 from ..errors import NofmError, NoZerosError
 from .advice import nothing_to_export, nothing_to_pack, trained_dense
 from .folders import check_run, layers_of, runs_in
@@ -101,7 +102,6 @@ def check(
         raise ConfigError("--skip: leaves layers out of --pattern, which is not given; without it each weight's own pattern is found")
     weights = _weights_of(file)
     from .. import verify
-    from ..overview import wrapped
 
     found = verify(weights, {**dict.fromkeys(skip), "*": pattern} if skip else pattern)
     if pattern is not None and weights != file:
@@ -145,6 +145,9 @@ def _weights_of(path: Path) -> Path:
         inside = next((run.parent for run in sorted(path.glob("*/run.json"))), None)
         such_as = f", such as {inside}" if inside else ""
         raise ConfigError(f"{path}: is a folder, and not of a run; give a safetensors file or a run folder{such_as}")
+    if not path.exists():
+        siblings = path.parent.iterdir() if path.parent.is_dir() else ()
+        raise ConfigError(f"{path}: no such file; give a file of weights or a run folder{near_path(path, siblings)}")
     return result if path == run else path
 
 

@@ -13,7 +13,7 @@ from ..engine.config import ConfigError
 from ..report.study import finished
 from .folders import check_run, runs_in, started_with
 from .pages import fitted
-from .words import taken
+from .words import fit, taken
 
 if TYPE_CHECKING:
     from ..engine.evaluate import Evaluation
@@ -74,9 +74,9 @@ def command(args: list[str]) -> int:
             with _shown(plan, number, len(plans)) as told:
                 facts = found or evaluate(plan, command=["nofm", "evaluate", *args], stop=stop, told=told)
             end = "measured before, --again measures again" if found else f"{facts['seconds']:.1f} s"
-            print(f"[{number}/{len(plans)}] {plan.run}: {_numbers(facts)} ({', '.join(_files(facts))}; {end})", flush=True)
+            print(fit(f"[{number}/{len(plans)}] {plan.run}: {_numbers(facts)} ({', '.join(_files(facts))}; {end})"), flush=True)
     where = "each run" if len(plans) > 1 else plans[0].run
-    print(f"written to evaluations/{name}.json of {where}; nofm report and nofm study --table show it")
+    print(fit(f"written to evaluations/{name}.json of {where}; nofm report and nofm study --table show it"))
     return 0
 
 
@@ -101,7 +101,7 @@ def _planned(run: Path, options: list[str], name: str, weights: str | None) -> E
     from .options import parse
 
     recipe, own = started_with(run)
-    config, _, origins = parse(recipe, own, options) if options else (own, None, {})
+    config, _, origins = parse(recipe, own, options, begun=True) if options else (own, None, {})
     allowed = allowed_fields(own)
     for key in (key for key, origin in origins.items() if origin.startswith("--") and key not in allowed):
         owned = ", ".join(f"--{field}" for field in allowed)

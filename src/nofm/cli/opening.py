@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..report.measured_on import measured_on
+
 __all__ = ["opening"]
 
 
@@ -29,7 +31,7 @@ def _what(info: Mapping[str, Any], start: Mapping[str, Any]) -> Iterator[str]:
         yield info["recipe"]
     yield f"{config['model']['name']} on {config['data']['name']}"
     if config["data"].get("held_out") is not None:  # which earlier runs do not know
-        yield f"measured on {config['data']['held_out']:,} held-out training images"
+        yield f"measured on {measured_on(config)}"
     if config["engine"]["epochs"] is not None:
         yield f"{config['engine']['epochs']:g} epochs"
     yield f"{start['steps']:,} steps of {config['engine']['batch_size']:,} {start['unit']}"

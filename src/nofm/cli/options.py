@@ -18,7 +18,7 @@ from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, 
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
 from .pages import fitted, fitting
-from .words import say
+from .words import fit, say
 
 __all__ = ["Options", "pairs_of", "parse", "positive"]
 
@@ -39,8 +39,9 @@ class Options(RunConfig):
     """Show tracebacks."""
 
 
-def parse(recipe: str, base: RunConfig, args: list[str]) -> tuple[RunConfig, Options, dict[str, str]]:
-    """The configuration, the options beside it, and where each value came from."""
+def parse(recipe: str, base: RunConfig, args: list[str], *, begun: bool = False) -> tuple[RunConfig, Options, dict[str, str]]:
+    """The configuration, the options beside it, and where each value came from. `begun`: the base is that of a run, and its lengths are
+    those of what is behind it."""
     pairs = [] if {"-h", "--help"} & set(args) else pairs_of(args)
     origins: dict[str, str] = {}
     values = to_dict(base)
@@ -58,8 +59,8 @@ def parse(recipe: str, base: RunConfig, args: list[str]) -> tuple[RunConfig, Opt
     changed = {f.name: getattr(options, f.name) for f in dataclasses.fields(RunConfig)}
     values = to_dict(RunConfig(**changed))
     _forget_what_belonged_to_another_kind(values, to_dict(base), origins)
-    if said := recount(values, to_dict(base), origins):
-        say(said)
+    if not begun and (said := recount(values, to_dict(base), origins)):
+        say(fit(said))
     return from_dict(values, origins), options, origins
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..columns import wrapped
 from ..engine.folder import Sink
 from .opening import opening
 
@@ -163,7 +164,8 @@ class Bar:
     def log(self, event: dict[str, Any]) -> None:
         self._seen.take(event)
         if event["event"] == "start":
-            self._say(*_first_lines(self._out, event, self._turn))
+            for line in _first_lines(self._out, event, self._turn):
+                self._say(*wrapped(line, indent="  "))
             self._progress.start()
             self._shown = self._progress.add_task(str(self._turn or self._out.name), total=event.get("steps"), words="")
         if self._shown is not None:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..recipes import RECIPES, find
 from ..recipes.studies import STUDIES, check_names, find_studies
 from .campaign import check_runs, check_tables, facts_of, limited, note, planned, train_rows
 from .earlier import completed
+from .markdown import laid_out
 from .pages import fitted
 from .words import taken
 
@@ -31,7 +33,7 @@ _HELP = """usage: nofm study NAME... --on RECIPE --out DIR [--seeds COUNT] [--la
 
 Trains every row of tables and figures and writes each table (mean, spread, number of seeds), its figure and what became of the
 claims. Rows that several studies share are trained once. To go on after an interruption, nofm study NAME... --out DIR is enough: what
-is finished is skipped, and options that are not given are those that the runs in DIR were started with.
+is finished is skipped, and options that are not given are those that the runs in DIR were started with, --rows and --without among them.
 
 positional arguments:
   NAME...            Studies, of those below, or "all": those of the recipe's task. (one or more)
@@ -42,7 +44,7 @@ options:
   --seeds COUNT      Runs of each row, with seeds from --seed on; a spread needs two or more. (default: 1)
   --lanes COUNT      Runs that share a GPU; on a CPU runs come one after another. (default: 4)
   --processes COUNT  Processes that share the runs, each with its lanes: for steps that wait for the host, as detectors' do. (default: 1)
-  --rows GLOB        Train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16".
+  --rows GLOB        Train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"; "*" for all again.
   --without GLOB     Train all but the rows whose label matches, such as "lottery*", which take almost five times as long.
   --order ORDER      seed: all rows with the first seed, then with the second; row: all seeds of a row together. (default: seed)
   --limit MINUTES    When the time is up, stop with checkpoints and write the tables of what is finished.
@@ -85,7 +87,7 @@ def command(args: list[str]) -> int:
     count = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     names = args[:count]
     check_names(names)
-    args = [*names, *completed(args[count:])]
+    args = [*names, *completed(names, args[count:])]
     if "--table" in args:
         _check_runs_are_there(names, args[count:])
     wishes, rest = _wishes(args[count:])
@@ -156,7 +158,8 @@ def _write(out: Path, into: Path, studies: dict[str, dict[str, Any]], *, may_be_
         try:
             for file in write_study(into / name, out / "runs"):
                 print(file)
-            print((into / name / "table.md").read_text())
+            text = (into / name / "table.md").read_text()
+            print(laid_out(text) if sys.stdout.isatty() else text)
             if importlib.util.find_spec("matplotlib") is None:
                 print("no figure: matplotlib is not installed, pip install 'nofm[report]' (in a clone '.[report]'); --table draws it later")
         except Unfinished as error:

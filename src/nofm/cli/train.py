@@ -130,7 +130,7 @@ def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str], home
     from .options import parse
 
     with listening() as stop:  # from here on: importing torch takes seconds, and a signal in them must not be lost
-        config, options, origins = parse(recipe, base, rest)
+        config, options, origins = parse(recipe, base, rest, begun=home is not None)
         check(config, origins)
         if options.resume and config.out is None:
             raise ConfigError("--resume: say which run to go on with: --out DIR")

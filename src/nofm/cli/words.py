@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 
+from ..columns import wrapped
 from ..engine.config import ConfigError
 
-__all__ = ["say", "taken"]
+__all__ = ["fit", "say", "taken"]
+
+
+def fit(text: str) -> str:
+    """A paragraph in lines that a terminal has room for; for a program, which may look for what belongs together, in one."""
+    return "\n".join(wrapped(text, indent="  ")) if sys.stdout.isatty() else text
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..overview import table
+from ..columns import table
 from .packing import Packing, pack_
 from .timing import Seconds, in_turns
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..columns import table_that_fits, wrapped
 from ..errors import LayerError, NoZerosError
 from ..kernels import products
 from ..kinds import known_weights
-from ..overview import refuse_packed, table_that_fits, wrapped
+from ..overview import refuse_packed
 from ..plain import plain_number
 from ..readers import children_read
 from ..site import sites

@@ -295,9 +295,9 @@ class EngineConfig:
     __pydantic_config__: ClassVar[dict[str, object]] = _FORBID
 
     epochs: float | None = None
-    """Length of the run, in passes over the data. Where the recipe has steps, its other lengths are scaled to it."""
+    """Length of the run, in passes over the data. Lengths of a recipe that has steps, or is too long for it, are scaled to it."""
     steps: int | None = None
-    """Length of the run in optimizer steps, instead of epochs. Where the recipe has epochs, its other lengths are scaled to it."""
+    """Length of the run in optimizer steps, instead of epochs. Lengths of a recipe that has epochs, or is too long for it, are scaled."""
     batch_size: int = 64
     """Images (flow: pairs; translation: tokens of either language, padding included) of one optimizer step, over all processes and
     micro-batches together."""

@@ -1,8 +1,12 @@
-"""Epochs or steps: a run that is asked for in the other unit than its recipe counts in. Needs no torch.
+"""Epochs or steps: a run that is asked for in another length than its recipe has. Needs no torch.
 
-Every length of a configuration is in the unit of the run, so a recipe's warm-up of 250 steps would be one of 250 epochs. What is not
-given is therefore scaled to the new length. This is by shares of the run, which are known here; how many steps an epoch has is known
-only when the data are open.
+Every length of a configuration is in the unit of the run, so where the unit is another one, a recipe's warm-up of 250 steps would be one of
+250 epochs. What is not given is therefore scaled to the new length. This is by shares of the run, which are known here; how many steps an
+epoch has is known only when the data are open.
+
+In the recipe's own unit lengths mean what they say, and stay: commands that were given before make the runs that they made. Only where one
+of them would not end before a shorter run does, which nobody can have trained, are those of the schedule and the method scaled, too. How
+often it is tested stays, since there is always a test at the end.
 """
 
 from __future__ import annotations
@@ -40,25 +44,47 @@ def other_unit(unit: str) -> str:
 
 
 def recount(values: Values, recipe: Values, origins: Origins) -> str:
-    """Scale in `values` what the recipe says in its unit and nobody has given (has no origin), where the run is given in the other
-    unit; returns a line that says so, or nothing."""
+    """Scale in `values` what the recipe says and nobody has given (has no origin), where the run is given in the other unit, or is too
+    short for it; returns a line that says so, or nothing."""
     before = next((unit for unit in ("epochs", "steps") if recipe["engine"][unit] is not None), "")
-    unit = other_unit(before)
-    length = values["engine"][unit]
-    if not before or length is None or (f"engine.{before}" in origins and values["engine"][before] is not None):
+    other = other_unit(before)
+    keeps_unit = values["engine"][other] is None
+    unit = before if keeps_unit else other
+    length = values["engine"][unit] if before else None
+    if length is None or not (keeps_unit or f"engine.{before}" not in origins or values["engine"][before] is None):
         return ""
-    values["engine"][before] = None
+    if not keeps_unit:
+        values["engine"][before] = None
     if not 0 < length < math.inf:
         return ""  # there is nothing to scale to, and the check says what is wrong
-    scale, said = length / recipe["engine"][before], []
-    for key in LENGTHS:
-        *groups, name = key.split(".")
-        group = reduce(dict.__getitem__, groups, values)
-        if key not in origins and group[name]:
-            was, group[name] = group[name], _scaled(group[name], scale, length, whole=unit == "steps", interval=key.startswith("engine."))
-            said.append(f"{key} {_words(was)} -> {_words(group[name])}")
+    own = {key: group[name] for key in LENGTHS for group, name in [_place(values, key)] if key not in origins and group[name]}
+    if keeps_unit:
+        own = {key: was for key, was in own.items() if not _is_interval(key)}
+        if all(_last(was) < length for was in own.values()):
+            return ""
+    said = []
+    for key, was in own.items():
+        group, name = _place(values, key)
+        scale = length / recipe["engine"][before]
+        group[name] = _scaled(was, scale, length, whole=unit == "steps", interval=_is_interval(key))
+        said.append(f"{key} {_words(was)} {before} -> {_words(group[name])} {unit}")
     changed = f"; scaled to that, since not given: {', '.join(said)}" if said else ""
     return f"{length:g} {unit} instead of the recipe's {recipe['engine'][before]:g} {before}{changed}"
+
+
+def _place(values: Values, key: str) -> tuple[Values, str]:
+    """The group that a dotted key is in, and its name there."""
+    *groups, name = key.split(".")
+    return reduce(dict.__getitem__, groups, values), name
+
+
+def _is_interval(key: str) -> bool:
+    """Whether it says how often, not when."""
+    return key.startswith("engine.")
+
+
+def _last(length: Any) -> float:
+    return max(length) if isinstance(length, list) else length
 
 
 def _scaled(length: Any, scale: float, total: float, *, whole: bool, interval: bool) -> Any:

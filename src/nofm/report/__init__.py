@@ -9,6 +9,7 @@ matplotlib) are imported when a report is written.
     start     from which step on the network of a run is as sparse as it will be
     curves    Run -> {step: value} of losses, metrics, SAD
     compare   runs -> groups that differ in nothing but the seed; mean and sample standard deviation
+    measured_on    test data, or training images held out
     kernels   masks/ -> the kernel shapes of the paper's appendix A.2
     numbers   all numbers as plain data, for JSON and CSV
     figures   numbers -> SVG

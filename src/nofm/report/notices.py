@@ -8,6 +8,7 @@ from pathlib import Path
 
 from . import curves
 from .compare import Group
+from .measured_on import are_held_out, data_of_all, measured_alike
 from .read import Run
 
 __all__ = ["about_comparing", "notices", "short_names"]
@@ -31,7 +32,11 @@ def notices(groups: Sequence[Group], names: Mapping[Path, str]) -> list[str]:
 
 
 def about_comparing(groups: Sequence[Group]) -> Iterator[str]:
-    """What is wrong with comparing these groups, or with the spread of one."""
+    """What is wrong with comparing these groups, or with the spread of one, and which images are not those of the test."""
+    if not measured_alike(groups):
+        yield f"Measured on different data, so none of them is called the best: {data_of_all(groups)}."
+    elif are_held_out(groups):
+        yield f"Measured on {data_of_all(groups)}, not on test data."
     for group in groups:
         seeds = [run.seed for run in group.runs]
         if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):

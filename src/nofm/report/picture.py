@@ -15,6 +15,7 @@ from typing import Any
 from . import curves
 from .compare import Band, Group, stretches
 from .figures import log_ticks, series_colour
+from .measured_on import are_held_out, data_of_all, measured_alike
 from .sections import marks_of
 from .units import unit_of
 
@@ -68,6 +69,7 @@ def figure_of(groups: Sequence[Group]) -> Any:
         if unit_of(metric).unit == "%":
             above.set_ylim(_end_in_view(groups, metric), 100.5)
     title = f"{', '.join(dict.fromkeys(run.info['recipe'] for run in runs))}, {patterns} sparse layers; mean and spread of seeds"
+    title += f"; measured on {data_of_all(groups)}" if are_held_out(groups) or not measured_alike(groups) else ""
     above.set_title(textwrap.fill(title, _LETTERS), fontsize=_TITLE)
     below.set(ylabel="weights whose mask flips (% a step)", xlabel="step", yscale="log")
     below.set_title("Mask movement: SAD between records, per weight and step", fontsize=_TITLE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from .compare import Band, Group, Stat
 from .evaluations import headlines
 from .figures import SERIES, Line, Mark, Picture, depth_colour, series_colour, strip
 from .figures import curves as draw
+from .measured_on import are_held_out, data_of, data_of_all, measured_alike
 from .numbers import computes_dense, cost_of, mean_flip_rate, total_sad
 from .read import Run, settled
 from .start import start_of
@@ -46,6 +48,7 @@ def head(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> dict[
     """The first screen: what was run, and the numbers of the best configuration."""
     runs = [run for group in groups for run in group.runs]
     lead, baseline = _lead(groups, metrics)
+    alike = measured_alike(groups)  # or none is the best, which a notice says
     patterns = ", ".join(dict.fromkeys(layer.words for run in runs for layer in run.layers if layer.pattern))
     hardware = dict.fromkeys(str(run.info["hardware"].get("name") or run.info["hardware"].get("device") or "") for run in runs)
     many = f"{len(groups)} configurations, " if len(groups) > 1 else ""
@@ -58,9 +61,9 @@ def head(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> dict[
     return {
         "title": ", ".join(dict.fromkeys(run.info["recipe"] for run in runs)),
         "what": [part for part in what if part],
-        "lead": lead.label if len(groups) > 1 else "",
+        "lead": lead.label if len(groups) > 1 and alike else "",
         "lead_words": "Best sparse configuration by mean" if baseline else "Best configuration by mean",
-        "tiles": [*_metric_tiles(lead, baseline, metrics, units), *_cost_tiles(lead)],
+        "tiles": [*_metric_tiles(lead, baseline, metrics, units), *_cost_tiles(lead)] if alike else [],
     }
 
 
@@ -87,6 +90,7 @@ def _metric_tiles(lead: Group, baseline: Group | None, metrics: Sequence[str], u
         below = "the run has not finished" + (f": {start.words}" if start is not None and run.last_step < start.until else "")
         return [_tile(f"{unit.words} so far", unit.number(curves.final(run, metric)), unit.unit, below)]
     spread = f"± {unit.number(found.spread)} over {found.n} seeds" if found.spread is not None else "one seed, so no spread"
+    spread += f"; of {data_of_all([lead])}" if are_held_out([lead]) else ""
     tiles = [_tile(f"final {unit.words}", unit.number(found.mean), unit.unit, spread)]
     dense = baseline.stat(partial(curves.final, metric=metric)) if baseline else None
     if dense is not None:
@@ -126,6 +130,8 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
         for which in ("final",) if index else ("final", "best"):
             name = f"{which} {unit.words}" + (f", {unit.unit}" if unit.unit else "")
             columns.append((name, partial(_metric_cell, which, metric, unit)))
+        if not index and not measured_alike(groups):
+            columns.append(("measured on", _measured_on(groups)))
     for name, metric in headlines(run.evaluations for group in groups for run in group.runs):
         unit = unit_of_evaluation(name, metric)
         columns.append((unit.words + (f", {unit.unit}" if unit.unit else ""), partial(evaluated_cell, name, metric)))
@@ -143,6 +149,11 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
     header = ["configuration", *(name for name, _ in columns)]
     picture = _run_by_run(groups, metrics, units)
     return {"header": header, "rows": rows, "picture": picture, "averaged": averaged, "starts": starts(groups)}
+
+
+def _measured_on(groups: Sequence[Group]) -> Callable[[Group], str]:
+    found = {group.label: words for group, words in zip(groups, data_of(groups), strict=True)}
+    return lambda group: found[group.label]
 
 
 def starts(groups: Sequence[Group]) -> list[str]:
@@ -206,7 +217,7 @@ def _run_by_run(groups: Sequence[Group], metrics: Sequence[str], units: Units) -
     metric, unit = metrics[0], units[metrics[0]]
     values = [[v for run in group.finished if (v := curves.final(run, metric)) is not None] for group in groups]
     rows = [(group.label, series_colour(i), v) for i, (group, v) in enumerate(zip(groups, values, strict=True))]
-    return strip(f"Final {unit.words}, run by run", unit.axis, rows)
+    return replace(strip(f"Final {unit.words}, run by run", unit.axis, rows), caption=f"On {data_of_all(groups)}.")
 
 
 # ---- curves ----
@@ -249,7 +260,8 @@ def learning(groups: Sequence[Group], metrics: Sequence[str], units: Units) -> l
         lines = _evaluated(groups, metric)
         title = f"Evaluation {unit.words}" if loss else unit.title
         limits = None if loss else focus([line.band for line in lines], curves.higher_is_better(metric))
-        caption = "On held-out data." + ("" if limits is None else " The first steps lie outside the axis.") + " Logarithmic axis." * loss
+        outside = "" if limits is None else " The first steps lie outside the axis."
+        caption = f"On {data_of_all(groups)}.{outside}{' Logarithmic axis.' * loss}"
         most = 100.0 if unit.unit == "%" else math.inf
         pictures.append(draw(title, unit.axis, lines, caption, log=loss, limits=limits, most=most, marks=marks))
     if trained := _lines(groups, curves.train):

@@ -1,19 +1,16 @@
-"""The comparison of the page as plain text: what `nofm report` prints.
-
-Heads of columns say what is counted in words, which are longer than the numbers below them: they are broken into lines, so that the table
-of a few configurations fits a terminal of 80 columns.
-"""
+"""The comparison of the page as plain text, for a terminal of 80 columns: what `nofm report` prints."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from ..columns import table_in_parts, wrapped
 from . import curves
 from .compare import group_runs
 from .evaluations import headlines
+from .measured_on import data_of, measured_alike
 from .notices import about_comparing
 from .numbers import total_sad
 from .read import load
@@ -22,8 +19,7 @@ from .units import NONE, Unit, plus_minus, unit_of, unit_of_evaluation
 
 __all__ = ["table"]
 
-_JOINED = "\N{NO-BREAK SPACE}"
-_HEAD = 14  # letters in a line of a head, where the numbers below it are no wider
+_JOINED = "\N{NO-BREAK SPACE}"  # no line ends there
 
 
 def table(runs: Sequence[Path | str]) -> str:
@@ -37,33 +33,26 @@ def table(runs: Sequence[Path | str]) -> str:
     heads = [_with_unit(unit_of_evaluation(*key)) for key in evaluated]
     final_head = "no metric yet" if unit is None else f"final {_with_unit(unit)}"
     settled = found_names(groups)
-    head = ["", "seeds", final_head, *heads, *kept, "mask changes of all weights (SAD)", *(f"{name} found" for name in settled)]
+    beside = [] if measured_alike(groups) else [[words.replace("training images ", "")] for words in data_of(groups)]
+    on = ["measured on"] * bool(beside)
+    moves = "mask changes of all weights (SAD)"
+    head = ["", "seeds", final_head, *on, *heads, *kept, moves, *(f"{name} found" for name in settled)]
     rows = []
-    for group in groups:
+    for group, measured in zip(groups, beside or [[] for _ in groups], strict=True):
         final = NONE if metric is None or unit is None else unit.stat(group.stat(partial(curves.final, metric=metric)))
         sad = group.stat(total_sad)
         moved = NONE if sad is None else plus_minus(sad, lambda value: f"{value:,.0f}")
         seeds = len(group.finished) if len(group.finished) == len(group.runs) else f"{len(group.finished)} of {len(group.runs)}"
         elsewhere = [evaluated_cell(*key, group) for key in evaluated]
         shares = [kept_share(of, group) for of in KEPT.values()]
-        rows.append([group.label, str(seeds), final, *elsewhere, *shares, moved, *(found_cell(name, group) for name in settled)])
-    rows = [*_stacked(head, rows), *rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip() for row in rows]
+        rows.append([group.label, str(seeds), final, *measured, *elsewhere, *shares, moved, *(found_cell(name, group) for name in settled)])
+    lines = table_in_parts(head, rows)
     if any(len(group.finished) > 1 for group in groups):
         lines.append("mean ± standard deviation over seeds")
     if any(curves.averages(run) for group in groups for run in group.runs):
         lines.append("final metrics are of the moving average of the weights, where a run has one")
-    lines += starts(groups)
-    return "\n".join([*lines, *(f"note: {sentence}" for sentence in about_comparing(groups))])
-
-
-def _stacked(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The lines of a head, whose last words stand right above the numbers."""
-    columns = [textwrap.wrap(words, max(_HEAD, *map(len, cells))) for words, *cells in zip(head, *rows, strict=True)]
-    height = max(map(len, columns))
-    lines = zip(*([""] * (height - len(column)) + column for column in columns), strict=True)
-    return [[words.replace(_JOINED, " ") for words in line] for line in lines]
+    notes = [*starts(groups), *(f"note: {sentence}" for sentence in about_comparing(groups))]
+    return "\n".join([*lines, *(line for note in notes for line in wrapped(note, indent="  "))])
 
 
 def _with_unit(unit: Unit) -> str:
