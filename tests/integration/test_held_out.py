@@ -23,6 +23,8 @@ from nofm.engine.validate import check
 from nofm.engine.world import joined_world
 from nofm.recipes import find
 from nofm.recipes.studies import STUDIES
+from nofm.report.study import Measured
+from nofm.report.study_pictures import draw_pictures
 
 HELD_OUT = changed(SMALL, data={"held_out": 300})
 PLACES = torch.arange(300) * 1437 // 300  # of the images of digits that are held out
@@ -102,8 +104,22 @@ def test_what_is_held_out_changes_no_weight(run, tmp_path, monkeypatch, digits):
 def test_a_study_says_so(tmp_path):
     base = changed(find("digits"), data={"held_out": 300})
     facts = facts_of("fig4", STUDIES["fig4"](base), base, "digits")
-    assert "Measured on 300 training images, which were not trained on, not on the test images." in facts["notes"]
+    assert "Measured on 300 training images held out, not on the test images." in facts["notes"]
+    assert facts["measured_on"] == "300 training images held out"
     assert not any("Measured" in note for note in facts_of("fig4", STUDIES["fig4"](find("digits")), find("digits"), "digits")["notes"])
+
+
+@pytest.mark.parametrize(("held_out", "words"), [(300, "300 training images held out"), (None, "test")])
+def test_pictures_of_a_study_say_so(tmp_path, monkeypatch, held_out, words):
+    base = changed(find("digits"), data={"held_out": held_out})
+    facts = facts_of("fig4", STUDIES["fig4"](base), base, "digits")
+    run = Measured("", 0, "1", "accuracy", 90.0, 1.0, 0.0625, 100, None, 60.0, None, None, "2", "a gpu")
+    drawn = []
+    monkeypatch.setattr("nofm.report.study_figure.write_png", lambda figure, path: drawn.append(figure))
+    draw_pictures(tmp_path, facts, {label: [run] for label in ("lambda 0", "lambda 0.0002")}, {})
+    [figure] = drawn
+    assert (words in figure.get_suptitle()) is (held_out is not None)
+    assert figure.axes[1].get_title() == f"accuracy %, {words}"
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "data.held_out = 0"), (-5, "data.held_out = -5")])

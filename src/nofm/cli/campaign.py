@@ -21,6 +21,7 @@ from ..engine.resolve import digest, telling_differences, to_dict
 from ..recipes import find
 from ..recipes.study import Row, Study, run_name
 from ..report.files import write_whole
+from ..report.measured_on import measured_on
 from ..report.study import finished, read_rows
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ def facts_of(name: str, study: Study, base: RunConfig, on: str) -> dict[str, Any
         "rows": rows,
         "claims": claims,
         "notes": [*study.notes, *_of_what(base)],
+        **({"measured_on": measured_on(to_dict(base))} if base.data.held_out is not None else {}),
         **({"shapes_beyond": study.shapes_beyond} if study.shapes_beyond else {}),
     }
 
@@ -186,8 +188,7 @@ def note(folder: Path, facts: dict[str, Any]) -> None:
 
 def _of_what(base: RunConfig) -> list[str]:
     """What is measured on, where it is not the test data."""
-    count = base.data.held_out
-    return [] if count is None else [f"Measured on {count:,} training images, which were not trained on, not on the test images."]
+    return [] if base.data.held_out is None else [f"Measured on {measured_on(to_dict(base))}, not on the test images."]
 
 
 def _trained_on(study: Study, base: RunConfig, on: str) -> str:

@@ -39,14 +39,16 @@ def draw(
     alone: Container[str] = (),
     methods: Mapping[str, str] = _NOTHING,
     patterns: Mapping[str, str] = _NOTHING,
+    measured_on: str = "test",
 ) -> None:
     """Write a PNG. Each row: the curves of the runs that have any, and the numbers of all.
 
     alone      rows whose masks no other row's can be compared with.
     methods    of the rows.
     patterns   of the rows' masks; of dense ones, that they are watched by.
+    measured_on  the data of the scores.
     """
-    write_png(figure_of(title, measure, rows, alone, methods, patterns), path)
+    write_png(figure_of(title, measure, rows, alone, methods, patterns, measured_on), path)
 
 
 def figure_of(
@@ -56,6 +58,7 @@ def figure_of(
     alone: Container[str] = (),
     methods: Mapping[str, str] = _NOTHING,
     patterns: Mapping[str, str] = _NOTHING,
+    measured_on: str = "test",
 ) -> Any:
     """The picture as matplotlib has it."""
     from matplotlib.figure import Figure
@@ -75,6 +78,7 @@ def figure_of(
         looks, ends = looks_of({label: methods[label] for label in labels}), {label: numbers for label, (_, numbers) in group.items()}
         _draw_ends(line[0], measure, ends, looks)
         line[0].set_title(words, fontsize=TEXT, fontweight="bold")
+        line[1].set_title(f"{measure.words}, {measured_on}", fontsize=TEXT)
         _draw_curves(line[1:], measure, group, looks, _not_compared(labels, alone, patterns, methods))
     return figure
 
@@ -118,7 +122,6 @@ def _draw_curves(panels: Sequence[Any], measure: Measure, rows: Drawn, looks: Ma
             _draw(score, [_scaled(run.score, measure.factor) for run in curves], epoch, label, looks[label])
             if label not in without:
                 _draw(movement, [_scaled(run.flips, 100) for run in curves], epoch, label, looks[label], positive=True)
-    score.set_title(f"{measure.words}, test", fontsize=TEXT)
     movement.set_title("mask changes in a step (%)", fontsize=TEXT)
     movement.set_yscale("log")
     log_ticks(movement)

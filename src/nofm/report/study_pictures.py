@@ -22,10 +22,12 @@ def draw_pictures(folder: Path, facts: Facts, rows: Rows, curves: KnownCurves) -
     from .study_shapes import draw_shapes
 
     shown = {label: ([curves[key] for run in own if (key := (run.config, run.seed)) in curves], own) for label, own in rows.items() if own}
+    where = facts.get("measured_on", "")
     title = ": ".join([facts["title"], *([facts["on"]] if facts.get("on") else [])])  # earlier versions did not write it down
+    title += f", {where}" if where else ""
     measure, methods, patterns = MEASURES[facts["task"]], _methods(facts), _patterns(facts)
     alone = watched_alone([row for row in facts["rows"] if row["label"] in shown])
-    draw(title, measure, shown, folder / "figure.png", alone, methods, patterns)
+    draw(title, measure, shown, folder / "figure.png", alone, methods, patterns, where or "test")
     drawn = {
         "figure.png": True,
         "kept.png": draw_kept(title, measure, rows, folder / "kept.png", methods),
