@@ -6,8 +6,6 @@ the layer, key or file and says what to do about it. Broken invariants of our ow
 
 from __future__ import annotations
 
-from pickle import PicklingError
-
 __all__ = [
     "LayerError",
     "MaskDivergenceError",
@@ -42,8 +40,8 @@ class OptimizerError(NofmError):
     """A method and an optimizer that do not fit: weights it does not own, a step it cannot take part in."""
 
 
-class NotCopiedError(OptimizerError, PicklingError):
-    """A handle that is copied, or used in a copy. What asks whether something can be pickled knows it as a `PicklingError`."""
+class NotCopiedError(OptimizerError, TypeError):
+    """A handle that is copied, or used in a copy. As a TypeError, which Python raises of what cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__(

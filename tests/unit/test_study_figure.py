@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from test_pictures_fit import assert_readable
 
-from nofm.report import study_drawing, study_figure, study_kept, study_lambda, study_layers, study_pictures
+from nofm.report import study_drawing, study_figure, study_kept, study_lambda, study_layers, study_pictures, study_shapes
 from nofm.report.measures import MEASURES
 from nofm.report.study import Measured
 from nofm.report.study_curves import Curves
@@ -252,7 +252,7 @@ def test_more_shares_than_fit_below_one_another_are_dots(shares, panels):
 def test_the_pictures_of_all_results_can_be_read(folder, monkeypatch):
     """From the committed lines; and the pictures there can be drawn anew by them."""
     figures = []
-    for module in (study_figure, study_kept, study_lambda, study_layers):
+    for module in (study_figure, study_kept, study_lambda, study_layers, study_shapes):
         monkeypatch.setattr(module, "write_png", lambda figure, path: figures.append((figure, path.name)))
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
     named = study_pictures.draw_again(folder.parent)
