@@ -53,8 +53,8 @@ SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
 def check(config: RunConfig, origins: Origins | None = None) -> None:
     """Raise `ConfigError` with every problem of `config`."""
     rooms = (_top, _problem, _sparsity, _optim, _schedule, _engine)
-    # Where it is not clear how long the run is, whatever else could be said of its lengths would lead astray.
-    found = list(_one_length(config)) or [problem for room in rooms for problem in room(config)]
+    # Where a run has two lengths, whatever else could be said of its other lengths would lead astray.
+    found = list(_two_lengths(config)) or [problem for room in rooms for problem in room(config)]
     if found:
         raise ConfigError("\n".join(explain(origins or {}, key, value_of(config, key), problem) for key, problem in found))
 
@@ -310,15 +310,16 @@ def _schedule(c: RunConfig) -> Complaints:
                 )
 
 
-def _one_length(c: RunConfig) -> Complaints:
-    e = c.engine
-    if (e.epochs is None) == (e.steps is None):
-        both = f"both are set, and engine.steps is {e.steps}; leave one of them out"
-        yield "engine.epochs", "give either engine.epochs or engine.steps: " + (both if e.steps is not None else "neither is set")
+def _two_lengths(c: RunConfig) -> Complaints:
+    if c.engine.epochs is not None and c.engine.steps is not None:
+        both = f"both are set, and engine.steps is {c.engine.steps}; leave one of them out"
+        yield "engine.epochs", f"give either engine.epochs or engine.steps: {both}"
 
 
 def _engine(c: RunConfig) -> Complaints:
     e = c.engine
+    if e.epochs is None and e.steps is None:
+        yield "engine.epochs", "give either engine.epochs or engine.steps: neither is set"
     yield from number("engine.epochs", e.epochs, 0, open_low=True)
     for name in ("steps", "batch_size", "accumulate", "keep", "log_every", "threads"):
         yield from number(f"engine.{name}", getattr(e, name), 1)
