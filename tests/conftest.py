@@ -7,7 +7,21 @@ children, which would wait for ever where a test interrupts them.
 
 import os
 import signal
+from collections.abc import Iterator
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """One thread where the environment says otherwise too: for tests that take thousands of steps, or compare last bits."""
+    import torch  # not before the environment is as above
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -14,16 +14,9 @@ from torch import nn
 
 import nofm
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS, BATCH = 50, 16
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def mask_NM(w_OI: np.ndarray, n: int, m: int) -> np.ndarray:

@@ -22,17 +22,10 @@ from torch.nn import functional as F
 import nofm
 from nofm.methods.draws import draw
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SPARSITY = 0.8
 STEPS = 32
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Network(nn.Module):

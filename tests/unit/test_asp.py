@@ -15,20 +15,13 @@ from torch import Tensor, nn
 
 import nofm
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=5e-3),
     "sgd fused": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=5e-3, fused=True),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def network() -> nn.Sequential:

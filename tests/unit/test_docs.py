@@ -83,3 +83,12 @@ def test_the_first_run_of_the_command_line_runs(tmp_path, monkeypatch, capsys):
         assert main(shlex.split(line)[1:]) == 0, line
     assert (tmp_path / "runs/report.html").exists()
     assert (tmp_path / "runs/srste/seed-0/model.packed.safetensors").exists()
+
+
+def test_the_page_on_how_it_is_built_names_every_file_of_the_core_and_every_room():
+    page, source = (ROOT / "docs/design.md").read_text(), ROOT / "src/nofm"
+    files = {path.name for room in (source, source / "methods") for path in room.glob("*.py") if not path.name.startswith("__")}
+    rooms = {f"{path.name}/" for path in source.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {name for name in (files | rooms) - {"_names.py", "version.py"} if name not in page} == set()
+    named = set(re.findall(r"([a-z_]+\.(?:py|c))\b", page))
+    assert {name for name in named if not list(source.rglob(name))} == set()

@@ -17,16 +17,9 @@ import nofm
 from nofm import SRSTE
 from nofm.methods import flips
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 240
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def network() -> nn.Sequential:

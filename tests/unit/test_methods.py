@@ -14,6 +14,8 @@ from torch import nn
 
 import nofm
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 #        kept  kept  pruned  pruned | pruned  pruned  kept  kept       2 of 4, by magnitude
 W = [4.0, -3.0, 2.0, -1.0, 0.5, -0.25, 1.0, -2.0]
 G = [1.0, 2.0, -1.0, 4.0, -2.0, 0.5, 1.0, -1.0]
@@ -46,15 +48,6 @@ ONE_STEP = {
     "gradient, gradient": (SRSTE(decay=0.25, refine="gradient", placement="gradient"), 1.0, BY_GRADIENT),
     "gradient, decoupled": (SRSTE(decay=0.25, refine="gradient", placement="decoupled"), 1.0, BY_GRADIENT),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def layer() -> nn.Linear:

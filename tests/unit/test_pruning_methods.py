@@ -22,19 +22,12 @@ from nofm import DNW, GMP, SNIP, STR, LotteryTicket, UnstructuredSTE
 from nofm.methods.budget import allocate
 from nofm.methods.pruning import strongest
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 W = [4.0, -3.0, 2.0, -1.0, 0.5, -0.25, 1.0, -2.0]
 G = [1.0, 2.0, -1.0, 4.0, -2.0, 0.5, 1.0, -1.0]
 STEPPED = [3.5, -4.0, 2.5, -3.0, 1.5, -0.5, 0.5, -1.5]  # W - G / 2
 TWICE = [3.0, -5.0, 3.0, -5.0, 2.5, -0.75, 0.0, -1.0]  # W - G
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def layer() -> nn.Linear:

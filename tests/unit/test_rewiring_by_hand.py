@@ -15,6 +15,8 @@ import nofm
 from nofm.methods.draws import draw
 from nofm.methods.rewiring import chance
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DRAWS = {
     "a": [0.612, 0.369, 0.283, 0.367, 0.185, 0.320, 0.349, 0.160],  # 0, 1, 3, 6, 5, 2, 4, 7 from the largest to the smallest
     "b": [0.790, 0.422, 0.128, 0.557, 0.622, 0.920, 0.811, 0.552],  # 5, 6, 0, 4, 3, 7, 1, 2
@@ -27,15 +29,6 @@ NORMAL = {
     "a": [0.1159, -0.1597, 1.4128, 0.7502, 1.5056, -0.7732, -0.5305, 2.4268],
     "b": [0.9525, -0.9815, -1.6394, -2.0506, 0.8766, 0.3739, -0.6294, 0.6878],
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Two(nn.Module):

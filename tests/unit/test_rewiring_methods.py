@@ -17,14 +17,7 @@ from nofm.engine.validate import UNSTRUCTURED, check
 from nofm.methods.budget import allocate
 from nofm.methods.rewiring import best, chance
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ---- in every step ----
