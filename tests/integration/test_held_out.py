@@ -89,6 +89,27 @@ def test_a_run_is_measured_on_them_and_later_on_the_test_images(run, digits, cap
     assert measured["metrics"]["accuracy"] != end["metrics"]["accuracy"]
 
 
+def asked_of(own, **data):
+    """What a network is measured on where this is asked for."""
+    return problem_of(own).for_tests(own, changed(own, data=data)).data
+
+
+@pytest.mark.parametrize(("held_out", "asked", "allowed"), [(300, 600, "300, which were held out, or none"), (None, 200, "none")])
+def test_a_network_is_not_measured_on_what_it_was_trained_on(held_out, asked, allowed):
+    own = changed(SMALL, data={"held_out": held_out})
+    with pytest.raises(ConfigError, match=rf"data.held_out = {asked}: among these are images that .* trained on; allowed: {allowed}, "):
+        asked_of(own, held_out=asked)
+    for fine in {None, held_out}:
+        assert asked_of(own, held_out=fine).held_out == fine
+
+
+def test_a_network_for_cifar_that_held_some_out_looks_at_a_folder(tmp_path):
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    own = changed(find("cifar10/resnet20"), data={"held_out": 5000, "root": str(tmp_path)})
+    assert asked_of(own, name="folder").held_out is None
+    assert asked_of(own, name="folder", held_out=100).held_out == 100, "which the next check refuses: a folder holds none out"
+
+
 def test_what_is_held_out_changes_no_weight(run, tmp_path, monkeypatch, digits):
     """With other images in their places the same network comes out: it has seen none of them."""
     others = dataclasses.replace(digits, train_NCHW=digits.train_NCHW.clone())

@@ -167,16 +167,22 @@ class Classification(Problem):
     # ---- measuring a finished network ----
 
     def for_tests(self, own: RunConfig, c: RunConfig) -> RunConfig:
-        """A network for CIFAR-10 can look at a folder of images, too; else networks keep to the data that their layers fit."""
+        """A network for CIFAR-10 can look at a folder of images, too; else networks keep to the data that their layers fit. Of its training
+        images it is measured on those that were held out, or on none."""
         given, was = c.data.name, own.data.name
         if given != was and (was, given) != ("cifar10", "folder"):
             also = ", or folder, a ROOT/val/CLASS/ of images" if was == "cifar10" else ""
             raise ConfigError(f"data.name = {given}: this network was trained on {was}, and can be measured on {was}{also}")
+        kept, asked = own.data.held_out, c.data.held_out
+        if given == was and asked not in (None, kept):
+            allowed = "none, the test images" if kept is None else f"{kept}, which were held out, or none, the test images"
+            raise ConfigError(f"data.held_out = {asked}: among these are images that the network was trained on; allowed: {allowed}")
         if given == was:
             return c
         if c.data.size is not None:
             raise ConfigError(f"data.size = {c.data.size}: has no effect on a network for {was}, which sees images at the size of its own")
-        return dataclasses.replace(c, data=dataclasses.replace(c.data, loader="workers", crop=0))
+        left = None if asked == kept else asked  # of the run's own data, where the folder was all that was asked for
+        return dataclasses.replace(c, data=dataclasses.replace(c.data, loader="workers", crop=0, held_out=left))
 
     def check_tests(self, c: RunConfig) -> Complaints:
         yield from self._check_data(c, ("val",))
