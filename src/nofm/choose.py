@@ -191,9 +191,11 @@ class Choice:
         left, all_weights = (sum({id(c.weight): c.weight.numel() for c in of}.values()) for of in (unfit, candidates))
         if left > _MUCH * all_weights:
             who = f"{unfit[0].name} stays" if len(unfit) == 1 else f"{unfit[0].name} and {len(unfit) - 1} more stay"
+            them = "it" if len(unfit) == 1 else "them"
+            pads = ", pass pad=True" if any("pad=True" in c.complaint for c in unfit) else ""
             warnings.warn(
                 f"{who} dense, with {left / all_weights:.0%} of these weights: {unfit[0].reason}. "
-                "Give them a rule with a pattern that does, or name them in skip if that is meant; "
+                f"Give {them} a rule with a pattern that does{pads}, or name {them} in skip if that is meant; "
                 "sparsify_ returns all layers and reasons",
                 stacklevel=3,
             )

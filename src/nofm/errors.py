@@ -6,6 +6,8 @@ the layer, key or file and says what to do about it. Broken invariants of our ow
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "LayerError",
     "MaskDivergenceError",
@@ -16,12 +18,23 @@ __all__ = [
     "OptimizerError",
     "PackedError",
     "PatternError",
-    "what_swings",
+    "swings",
 ]
 
 
 class NofmError(ValueError):
     """The root of every error that nofm raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would give the message to `__init__`, which makes one of other arguments; and an error that a process cannot send back
+        # leaves whoever waits for it waiting.
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[NofmError], args: tuple[Any, ...], attributes: dict[str, Any]) -> NofmError:
+    error = kind.__new__(kind, *args)  # which keeps `args`
+    error.__dict__.update(attributes)
+    return error
 
 
 class PatternError(NofmError):
@@ -75,10 +88,13 @@ class MaskDivergenceError(NofmError):
         )
 
 
-def what_swings(decay: float, lr: float) -> str:
-    """What is wrong where SR-STE's lambda is too large for the learning rate; "" where it is not.
+def swings(decay: float, lr: float, refine: str, placement: str, is_plain: bool) -> str:
+    """What comes of SR-STE's lambda where it is too large for the learning rate; "" where it is not.
 
     A step takes lr * lambda times its value from a pruned weight, W <- (1 - lr * lambda) * W: from 1 on it comes out on the other side of
-    zero, nearer to it below 2, farther away above. (Momentum moves that 2, by Nesterov's way down, to 1.36 at 0.9.)
+    zero, nearer to it below 2, farther away above. (Momentum moves that 2, by Nesterov's way down, to 1.36 at 0.9.) That is so where the
+    term grows with the weight, as Eq. 5 and 6 do not, and is not divided by its own size, as Adam does (not `is_plain`).
     """
-    return "pruned weights swing instead of shrinking, and from twice that on (without momentum) they grow" if decay * lr >= 1 else ""
+    shrinks = refine == "weight" and (is_plain or placement == "decoupled")
+    is_too_much = shrinks and decay * lr >= 1
+    return "pruned weights swing instead of shrinking, and from twice that on (without momentum) they grow" if is_too_much else ""

@@ -27,10 +27,14 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["Pulse", "Said", "follow", "forget_copy", "level_of_the_user", "note_copy", "said_of", "unfollow"]
+__all__ = ["Pulse", "Said", "alive", "follow", "forget", "forget_copy", "level_of_the_user", "note_copy", "said_of", "unfollow"]
 
 # What a copy is told of the weights of its original: the name of each in the layer, its key in the model, and the method.
 Said: TypeAlias = tuple[tuple[str, str, str], ...]
+
+
+# Which lists of parameters the groups of an optimizer hold, and how long each is.
+_Lists: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +42,7 @@ class Pulse:
     """Of a method in the steps of one optimizer: how often it has been called. Knows neither, so that it keeps neither alive."""
 
     method: str
-    acts: bool = True  # whether it does anything in steps; what it does to layers, copies have too
+    acts: bool = True  # whether it does anything in steps: nothing is lost without one that does not, and copies have its layers' lenses
     calls: int = 0
 
 
@@ -51,7 +55,7 @@ class _Followed:
 
     def param(self) -> nn.Parameter | None:
         module = self.module()
-        return None if module is None or not _is_sparse(module) else module._parameters.get(self.name)
+        return None if module is None else _param(module, self.name)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +63,7 @@ class _Mover:
     """An optimizer, one followed weight that it has, if any, and the pulse of its method when it had last stepped."""
 
     epoch: int
-    groups: int
+    params: _Lists
     followed: _Followed | None
     calls: int = -1
 
@@ -70,7 +74,7 @@ _movers: weakref.WeakKeyDictionary[Optimizer, _Mover] = weakref.WeakKeyDictionar
 _epoch = [0]  # counts changes of what is followed
 # The copies of such layers that no method has been attached to; and the optimizers that have been searched for them, with what was found.
 _copies: weakref.WeakKeyDictionary[nn.Module, Said] = weakref.WeakKeyDictionary()
-_searched: weakref.WeakKeyDictionary[Optimizer, tuple[tuple[int, int, int], list[weakref.ref[nn.Module]]]] = weakref.WeakKeyDictionary()
+_searched: weakref.WeakKeyDictionary[Optimizer, tuple[tuple[int, int, _Lists], list[weakref.ref[nn.Module]]]] = weakref.WeakKeyDictionary()
 _copied = [0]  # counts copies
 _hooks: list[Any] = []
 
@@ -80,24 +84,40 @@ def follow(pulse: Pulse, weights: Iterable[tuple[str, nn.Module, str]]) -> None:
     _hang_on()
     for key, module, name in weights:
         others = [each for each in _followed.get(module, []) if each.name != name]
-        _followed[module] = [*others, _Followed(key, weakref.ref(module), name, pulse)]
+        _followed[module] = [*others, *([_Followed(key, weakref.ref(module), name, pulse)] if pulse.acts else [])]
         note_copy(module, tuple(said for said in _copies.get(module, ()) if said[0] != name))
     _epoch[0] += 1
 
 
 def unfollow(pulse: Pulse) -> None:
-    """Say that this has ended."""
-    for module in list(_followed):
-        if not (others := [each for each in _followed[module] if each.pulse is not pulse]):
-            del _followed[module]
-        else:
+    """Say that this has ended. Who shares its parameters (`copy.copy`) is then no copy that a method would be missing from."""
+    free: set[int] = set()
+    for module in alive(_followed):
+        weights = _followed.pop(module, [])
+        free |= {id(param) for each in weights if each.pulse is pulse and (param := each.param()) is not None}
+        if others := [each for each in weights if each.pulse is not pulse]:
             _followed[module] = others
+    for module in alive(_copies):
+        note_copy(module, tuple(said for said in _copies.get(module, ()) if id(_param(module, said[0])) not in free))
     _epoch[0] += 1
+
+
+def forget(module: nn.Module) -> None:
+    """Say that this layer is plain again: what is made of it from now on has nothing to do with the method or the copy that it was."""
+    _followed.pop(module, None)
+    _copies.pop(module, None)
+    _epoch[0] += 1
+
+
+def alive(registry: weakref.WeakKeyDictionary[Any, Any]) -> list[Any]:
+    """The keys, taken at once. Going through the registry itself is a loop of Python's, and another thread that copies a model meanwhile
+    adds to it, which ends such a loop by an error: here, in somebody's `optimizer.step`."""
+    return [key for ref in registry.keyrefs() if (key := ref()) is not None]
 
 
 def said_of(module: nn.Module) -> Said:
     """What a copy of this layer is to be told: of a method that follows it, or followed what it is a copy of itself."""
-    mine = tuple((each.name, each.key, each.pulse.method) for each in _followed.get(module, ()) if each.pulse.acts)
+    mine = tuple((each.name, each.key, each.pulse.method) for each in _followed.get(module, ()))
     return mine + _copies.get(module, ())
 
 
@@ -127,9 +147,9 @@ def _after_any_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     if _copies:
         _look_for_copies(optimizer)
-    mover = _movers.get(optimizer)
-    if mover is None or mover.epoch != _epoch[0] or mover.groups != len(optimizer.param_groups):
-        mover = _movers[optimizer] = _Mover(_epoch[0], len(optimizer.param_groups), _one_followed(optimizer))
+    mover, params = _movers.get(optimizer), _lists_of(optimizer)
+    if mover is None or mover.epoch != _epoch[0] or mover.params != params:
+        mover = _movers[optimizer] = _Mover(_epoch[0], params, _one_followed(optimizer))
     if mover.followed is None:
         return
     param, pulse = mover.followed.param(), mover.followed.pulse
@@ -143,14 +163,23 @@ def _after_any_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     mover.calls = pulse.calls
 
 
+def _lists_of(optimizer: Optimizer) -> _Lists:
+    return tuple((id(params := group["params"]), len(params)) for group in optimizer.param_groups)
+
+
+def _all_followed() -> dict[int, _Followed]:
+    """By the id of the parameter."""
+    return {id(each.param()): each for module in alive(_followed) for each in _followed.get(module, [])}
+
+
 def _one_followed(optimizer: Optimizer) -> _Followed | None:
-    by_id = {id(each.param()): each for weights in _followed.values() for each in weights}
+    by_id = _all_followed()
     return next((by_id[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in by_id), None)
 
 
 def _look_for_copies(optimizer: Optimizer) -> None:
     """Warn where this step has moved weights of copies that have no method: once of each copy, so that those who go on are left alone."""
-    now = (_copied[0], _epoch[0], len(optimizer.param_groups))
+    now = (_copied[0], _epoch[0], _lists_of(optimizer))
     if optimizer not in _searched or _searched[optimizer][0] != now:
         _searched[optimizer] = now, _copies_in(optimizer)
     copies = [module for ref in _searched[optimizer][1] if (module := ref()) is not None]
@@ -169,23 +198,19 @@ def _look_for_copies(optimizer: Optimizer) -> None:
 
 def _copies_in(optimizer: Optimizer) -> list[weakref.ref[nn.Module]]:
     """The copies of which this optimizer has weights. One that shares its parameters with what is followed (`copy.copy`) is none."""
-    followed = {id(each.param()) for weights in _followed.values() for each in weights}
-    mine = {id(p) for group in optimizer.param_groups for p in group["params"]} - followed
-    return [weakref.ref(module) for module, said in list(_copies.items()) if any(id(_param(module, name)) in mine for name, _, _ in said)]
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]} - _all_followed().keys()
+    copies = [module for module in alive(_copies) if any(id(_param(module, name)) in mine for name, _, _ in _copies.get(module, ()))]
+    return list(map(weakref.ref, copies))
 
 
 def _moved(module: nn.Module) -> Said:
     """The weights of a copy that the last step has moved."""
-    said = _copies.get(module, ()) if _is_sparse(module) else ()
+    said = _copies.get(module, ())
     return tuple(each for each in said if (param := _param(module, each[0])) is not None and param.grad is not None)
 
 
 def _param(module: nn.Module, name: str) -> nn.Parameter | None:
     return module.__dict__.get("_parameters", {}).get(name)  # none yet in a copy that is being made
-
-
-def _is_sparse(module: nn.Module) -> bool:
-    return "_nofm" in module.__dict__  # no more after fold_ and densify_
 
 
 def level_of_the_user() -> int:

@@ -286,6 +286,7 @@ def restore_class_(module: SparseModule) -> None:
     for attribute in ("_nofm", "_nofm_reads", "_nofm_traced"):
         del module.__dict__[attribute]
     module.__class__ = dense_class(type(module))
+    following.forget(module)
 
 
 @_memoize

@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
+from .following import alive
 from .layers import SparseModule
 from .site import Site
 
@@ -47,22 +48,23 @@ def unfollowed(made: Mapping[str, nn.Module]) -> str:
     if not (missed := _missed(made)):
         return ""
     names = ", ".join(list(missed)[:3]) + f" and {len(missed) - 3} more" * (len(missed) > 3)
-    become, them = ("become", "them") if len(missed) > 1 else ("becomes", "it")
+    become, them, they, their = ("become", "them", "they are", "their") if len(missed) > 1 else ("becomes", "it", "it is", "its")
     return (
         f"{names} {become} sparse in a model that {next(iter(missed.values()))} is attached to already. It follows the layers that were "
-        f"sparse then, and takes no part in training {them}: detach() the handle and attach again, or call sparsify_ before attach"
+        f"sparse then, and takes no part in training {them}: call sparsify_ before attach, or detach() and attach again; if {they} to have "
+        f"a method of {their} own, attach that"
     )
 
 
 def _missed(made: Mapping[str, nn.Module]) -> dict[str, str]:
     """The layers of `made` that lie in a model with a method and are not trained by one, as they are called there, and the method."""
-    at_work = [(module, training) for module, given in GIVEN_TO.items() if (training := given()) is not None]
+    at_work = [(module, training) for module in alive(GIVEN_TO) if (training := _still(GIVEN_TO, module)) is not None]
     around: dict[int, tuple[str, str]] = {}
     for module, training in at_work:
         for name, part in module.named_modules():
             if len(name) >= len(around.get(id(part), ("", ""))[0]):  # seen from the outermost, which may be gone
                 around[id(part)] = name, training.name()
-    trained = {id(module) for module, by in TRAINED_BY.items() if by() is not None}
+    trained = {id(module) for module in alive(TRAINED_BY) if _still(TRAINED_BY, module) is not None}
     found = [(name, *around[id(module)]) for name, module in made.items() if id(module) in around and id(module) not in trained]
     return {there or here: method for here, there, method in found}
 
@@ -100,6 +102,11 @@ def too_early(what: str, at_work: Iterable[Training]) -> str:
 
 
 def _training(site: Site) -> Training | None:
-    """The method that trains the layer, where one is attached and its optimizer is still there."""
-    found = TRAINED_BY.get(site.module)
+    """The method that trains the layer, where one is attached."""
+    return _still(TRAINED_BY, site.module)
+
+
+def _still(registry: weakref.WeakKeyDictionary[Any, weakref.ref[Training]], module: nn.Module) -> Training | None:
+    """What a registry has of a module, if its optimizer is still there."""
+    found = registry.get(module)
     return None if found is None else found()

@@ -377,6 +377,18 @@ def test_a_learning_rate_that_rises_too_far_for_lambda_is_named_once():
     assert said == [[], [], [("SRSTE's decay times the learning rate is 5 * 0.3 = 1.", __file__)], [], []]
 
 
+def test_a_dense_start_has_no_lambda_to_blame():
+    said, error = trained_with(nofm.SRSTE(decay=50.0, begin_at=21), torch.optim.SGD, 0.1, steps=20)
+    assert (said, error) == ([], None)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e5)
+    nofm.attach(nofm.SRSTE(begin_at=100), model, optimizer)
+    zero_gradients(model)
+    model[1].weight.grad[2, 6] = torch.inf
+    with pytest.raises(nofm.NonFiniteWeightError, match="clip gradients"):
+        optimizer.step()
+
+
 def test_weights_that_the_loss_has_made_infinite_are_not_blamed_on_lambda():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -204,3 +204,33 @@ def test_world_size_counts_in_the_batch(monkeypatch):
 def test_configuration_needs_no_torch():
     code = "import sys, nofm.recipes, nofm.engine.validate, nofm.engine.resolve; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def with_method(decay, optim, **method):
+    base = find("digits")
+    of_method = dataclasses.replace(base.sparsity.method, decay=decay, **method)
+    sparsity = dataclasses.replace(base.sparsity, method=of_method, pattern="1:1" if method.get("kind") == "str" else base.sparsity.pattern)
+    return dataclasses.replace(base, sparsity=sparsity, optim=dataclasses.replace(base.optim, **optim))
+
+
+_ADAMW = {"kind": "adamw", "lr": 0.001, "momentum": None, "nesterov": None}
+
+
+@pytest.mark.parametrize(
+    ("decay", "optim", "method", "is_refused"),
+    [
+        (10.0, {"lr": 0.1}, {}, True),
+        (9.9, {"lr": 0.1}, {}, False),
+        (10.0, {"lr": 0.1}, {"refine": "sign"}, False),  # by which a weight goes to and fro, as far each time
+        (1000.0, _ADAMW, {}, False),  # which divides the term by its own size
+        (1000.0, _ADAMW, {"placement": "decoupled"}, True),
+        (10.0, {"lr": 0.1}, {"kind": "str"}, False),  # whose decay is another thing
+    ],
+)
+def test_a_large_lambda_is_refused_where_weights_would_swing(decay, optim, method, is_refused):
+    config = with_method(decay, optim, **method)
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"decay = .* must be below 1 / optim.lr = \d+, or pruned weights swing"):
+            check(config)
+    else:
+        check(config)

@@ -7,6 +7,8 @@ import dataclasses
 import gc
 import io
 import pickle
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
@@ -161,7 +163,7 @@ NOT_COPIED = (
 )
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, copy.copy, pickle.dumps, through_a_file], ids=["deepcopy", "copy", "pickle", "torch.save"])
+@pytest.mark.parametrize("how", [copy.copy, pickle.dumps, through_a_file], ids=["copy", "pickle", "torch.save"])
 def test_a_handle_is_not_copied(how: Callable[..., Any]) -> None:
     _model, _optimizer, handle = attached()
     with pytest.raises(nofm.OptimizerError, match=NOT_COPIED):
@@ -182,6 +184,13 @@ def test_a_model_that_keeps_its_handle_is_copied_without_it() -> None:
     for use in (lambda: again.handle.step, lambda: again.handle.state_dict(), lambda: again.handle.detach()):
         with pytest.raises(nofm.OptimizerError, match=NOT_COPIED):
             use()
+    assert not hasattr(again.handle, "state_dict"), "as code wants it that looks through attributes"
+
+
+def test_a_handle_that_is_copied_with_others_is_none_in_any_order() -> None:
+    model, _optimizer, handle = attached()
+    for copied in (copy.deepcopy((model, handle))[1], copy.deepcopy((handle, model))[0], copy.deepcopy({"h": handle})["h"]):
+        assert repr(copied) == "no handle: this is a copy, which has no method"
 
 
 # ---- no false alarm ----
@@ -231,11 +240,70 @@ def test_copies_that_no_method_is_missing_from(made: Callable[..., nn.Module]) -
     assert steps(trained, optimizer_of(trained)) == []
 
 
-@pytest.mark.parametrize("method", [nofm.STE(), nofm.Dense()], ids=repr)
+NOTHING_IN_STEPS = [nofm.STE(), nofm.Dense(), nofm.SRSTE(0.0), nofm.SRSTE(0.5, placement="backward")]
+
+
+@pytest.mark.parametrize("method", NOTHING_IN_STEPS, ids=repr)
 def test_copies_of_what_a_method_does_nothing_to_in_steps(method: nofm.Method) -> None:
     model, optimizer, _handle = attached(method)
     assert steps(*copy.deepcopy((model, optimizer))) == []
     assert steps(*new_optimizer(model, optimizer)) == []
+
+
+@pytest.mark.parametrize("method", NOTHING_IN_STEPS, ids=repr)
+def test_another_optimizer_where_a_method_does_nothing_in_steps(method: nofm.Method) -> None:
+    model, _optimizer, _handle = attached(method)
+    assert steps(model, optimizer_of(model)) == []
+
+
+@pytest.mark.parametrize("method", [nofm.SRSTE(0.0, begin_at=9), nofm.SRSTE(0.5, placement="backward", begin_at=9)], ids=repr)
+def test_copies_of_a_dense_start_that_nobody_would_end(method: nofm.Method) -> None:
+    model, optimizer, _handle = attached(method)
+    assert steps(*copy.deepcopy((model, optimizer))) == [SAID.format("SRSTE")]
+
+
+@pytest.mark.parametrize("plain", [nofm.fold_, nofm.densify_])
+def test_a_copy_that_is_made_plain_and_sparse_again_is_a_network_of_its_own(plain: Callable[[nn.Module], nn.Module]) -> None:
+    model, _optimizer, handle = attached()
+    trained = copy.deepcopy(model)
+    nofm.sparsify_(plain(trained), "2:4", preset="all")
+    assert steps(trained, optimizer_of(trained)) == []
+    handle.detach()
+    nofm.sparsify_(plain(model), "2:4", preset="all")
+    assert steps(model, optimizer_of(model)) == [], "and so is the original"
+
+
+def test_an_original_that_is_sparse_again_where_the_old_optimizer_is_gone() -> None:
+    model, optimizer, _handle = attached()
+    del optimizer, _handle
+    gc.collect()
+    nofm.sparsify_(nofm.fold_(model), "2:4", preset="all")
+    assert steps(model, optimizer_of(model)) == []
+
+
+def test_an_optimizer_that_is_given_the_weights_of_a_copy_in_a_group_that_it_has() -> None:
+    model, optimizer, _handle = attached()
+    trained = copy.deepcopy(model)
+    assert steps(model, optimizer) == []
+    model.zero_grad()  # else the next step says that the model is in no optimizer any more
+    optimizer.param_groups[0]["params"] = list(trained.parameters())
+    assert steps(trained, optimizer) == [SAID.format("SRSTE")]
+
+
+def test_a_copy_of_the_second_layer_of_a_tied_weight() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 16))
+    model[2].weight = model[0].weight
+    nofm.sparsify_(model, "2:4", preset="all")
+    _handle = nofm.attach(SRSTE, model, optimizer_of(model))
+    trained = copy.deepcopy(model[2])
+    assert steps(trained, optimizer_of(trained)) == [SAID.format("SRSTE")]
+
+
+def test_a_copy_that_is_given_a_method_which_does_nothing_in_steps() -> None:
+    model, optimizer, _handle = attached()
+    trained, new = copy.deepcopy((model, optimizer))
+    nofm.attach(nofm.STE(), trained, new)
+    assert steps(trained, new) == []
 
 
 def test_a_copy_that_is_made_before_attach() -> None:
@@ -258,6 +326,45 @@ def test_what_holds_the_very_same_layers_is_no_copy() -> None:
     shares = nn.Sequential(copy.copy(model[0]), model[1], copy.copy(model[2]))  # modules of their own, and the parameters of the model
     assert shares[0].weight is model[0].weight
     assert steps(shares, optimizer) == []
+
+
+def test_what_holds_the_very_same_weights_is_no_copy_after_detach_either() -> None:
+    model, optimizer, handle = attached()
+    shares = copy.copy(model[2])
+    handle.detach()
+    assert steps(model, optimizer) == []
+    assert shares.weight is model[2].weight
+
+
+# ---- threads ----
+
+
+def test_a_model_may_be_copied_in_one_thread_and_trained_in_another() -> None:
+    """What is known of copies grows while a step goes through it."""
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(200)])
+    nofm.sparsify_(model, "2:4", preset="all")
+    optimizer = optimizer_of(model)
+    _handle = nofm.attach(SRSTE, model, optimizer)
+    model(torch.ones(1, 4)).sum().backward()
+    kept: list[nn.Module] = []
+    is_over = threading.Event()
+
+    def copies() -> None:
+        while not is_over.is_set():
+            kept[:] = [*kept[-3:], copy.deepcopy(model)]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    other = threading.Thread(target=copies)
+    other.start()
+    try:
+        for _ in range(100):
+            optimizer.step()
+    finally:
+        is_over.set()
+        other.join()
+        sys.setswitchinterval(interval)
+    assert kept
 
 
 def test_networks_of_fig_3_are_trained_without_the_models_method() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
@@ -92,7 +92,8 @@ def reloaded(state: Any) -> Any:
 def test_a_method_of_them_is_that_of_pythons_own(case):
     given, plain, pattern = case()
     assert (repr(given), given) == (repr(plain), plain)
-    assert [type(getattr(given, field.name)) for field in fields(given)] == [type(getattr(plain, field.name)) for field in fields(plain)]
+    kinds = [[type(getattr(method, option.name)) for option in fields(method)] for method in (given, plain)]
+    assert kinds[0] == kinds[1]
     state = attached(given, pattern).state_dict()
     attached(plain, pattern).load_state_dict(reloaded(state))
     assert json.loads(json.dumps(state["options"])) == attached(plain, pattern).state_dict()["options"]
@@ -123,6 +124,22 @@ class Own(nofm.Method):
 
     def begun_with(self) -> tuple[str, ...]:
         return ("every", "parts")
+
+
+@dataclass(frozen=True)
+class Computed(nofm.Method):
+    """That makes one option of another."""
+
+    every: int = 3
+    half: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "half", self.every / 2)
+
+
+def test_a_method_of_ones_own_may_compute_an_option():
+    assert (Computed(np.int64(5)).every, Computed(np.int64(5)).half) == (5, 2.5)
 
 
 def test_a_method_of_ones_own_can_be_saved_with_them():

@@ -117,9 +117,12 @@ def test_a_folded_model_is_trained_by_any_optimizer():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     _handle = nofm.attach(SRSTE, model, optimizer)
-    assert step_with(optimizer, model, 2) == []
+    beside = torch.optim.SGD(model.parameters(), lr=0.5)  # one that has stepped beside the method's, and is not told of it for that
+    for _ in range(2):
+        assert step_with(optimizer, model, 1) + step_with(beside, model, 1) == []
     nofm.fold_(model)
-    assert step_with(torch.optim.SGD(model.parameters(), lr=0.5), model, 3) == []
+    for each in (beside, torch.optim.SGD(model.parameters(), lr=0.5)):
+        assert step_with(each, model, 3) == []
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["attached to the inner one", "attached to the wrapper"])

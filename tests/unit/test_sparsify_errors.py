@@ -235,16 +235,16 @@ def test_a_rule_whose_layers_all_stay_dense_is_warned_about() -> None:
 
 
 _ADVICE = (
-    "2:4 needs in_features divisible by 4, got 30. Give them a rule with a pattern that does, or name them in skip if that is meant; "
-    "sparsify_ returns all layers and reasons"
+    "2:4 needs in_features divisible by 4, got 30. Give {0} a rule with a pattern that does, pass pad=True, or name {0} in skip if that is "
+    "meant; sparsify_ returns all layers and reasons"
 )
 
 
 @pytest.mark.parametrize(
     ("outputs", "given", "said"),
     [
-        ((10, 10), {}, [f"0 and 1 more stay dense, with 10% of these weights: {_ADVICE}"]),
-        ((20, 0), {}, [f"0 stays dense, with 10% of these weights: {_ADVICE}"]),
+        ((10, 10), {}, [f"0 and 1 more stay dense, with 10% of these weights: {_ADVICE.format('them')}"]),
+        ((20, 0), {}, [f"0 stays dense, with 10% of these weights: {_ADVICE.format('it')}"]),
         ((10, 9), {}, []),  # just below a tenth
         ((10, 10), {"skip": ["0", "1"]}, []),
         ((10, 10), {"pad": True}, []),

@@ -15,7 +15,7 @@ import nofm
 
 SAID = (
     "{} sparse in a model that SRSTE is attached to already. It follows the layers that were sparse then, and takes no part in training "
-    "{}: detach() the handle and attach again, or call sparsify_ before attach"
+    "{}: call sparsify_ before attach, or detach() and attach again; if {} to have a method of {} own, attach that"
 )
 
 
@@ -50,8 +50,8 @@ def warned(work: Callable[[], object]) -> list[str]:
 
 def test_layers_that_become_sparse_after_attach_are_named() -> None:
     model, optimizer, handle = attached()
-    assert warned(lambda: sparse(model.head[0])) == [SAID.format("head.0 becomes", "it")]
-    assert warned(lambda: sparse(model.head[1:3])) == [SAID.format("head.1, head.2 become", "them")]
+    assert warned(lambda: sparse(model.head[0])) == [SAID.format("head.0 becomes", "it", "it is", "its")]
+    assert warned(lambda: sparse(model.head[1:3])) == [SAID.format("head.1, head.2 become", "them", "they are", "their")]
     # What it says is so: those that were sparse before decay, the others do not; and what it tells to do helps.
     before = {site.name: site.weight.detach().clone() for site in nofm.sites(model)}
     for site in nofm.sites(model):
@@ -67,13 +67,13 @@ def test_layers_that_become_sparse_after_attach_are_named() -> None:
 
 def test_many_are_counted() -> None:
     model, _optimizer, _handle = attached()
-    assert warned(lambda: sparse(model.head)) == [SAID.format("head.0, head.1, head.2 and 1 more become", "them")]
+    assert warned(lambda: sparse(model.head)) == [SAID.format("head.0, head.1, head.2 and 1 more become", "them", "they are", "their")]
 
 
 def test_a_part_that_came_later_is_a_part_of_it() -> None:
     model, _optimizer, _handle = attached()
     model.body[1].append(nn.Sequential(nn.Linear(16, 16)))
-    assert warned(lambda: sparse(model.body[1][-1])) == [SAID.format("body.1.2.0 becomes", "it")]
+    assert warned(lambda: sparse(model.body[1][-1])) == [SAID.format("body.1.2.0 becomes", "it", "it is", "its")]
 
 
 def test_a_model_that_was_made_for_attach_alone_is_remembered_by_its_parts() -> None:
@@ -81,13 +81,15 @@ def test_a_model_that_was_made_for_attach_alone_is_remembered_by_its_parts() -> 
     sparse(model.body)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     _handle = nofm.attach(nofm.SRSTE(0.5), nn.ModuleList([model.body, model.head]), optimizer)
-    assert warned(lambda: sparse(model.head[0])) == [SAID.format("0 becomes", "it")]
+    assert warned(lambda: sparse(model.head[0])) == [SAID.format("0 becomes", "it", "it is", "its")]
 
 
 def test_a_whole_model_that_was_made_plain_meanwhile() -> None:
     model, _optimizer, _handle = attached()
     nofm.densify_(model)
-    assert warned(lambda: nofm.sparsify_(model, {"body.*": "2:4", "head.3": "2:4"})) == [SAID.format("head.3 becomes", "it")]
+    assert warned(lambda: nofm.sparsify_(model, {"body.*": "2:4", "head.3": "2:4"})) == [
+        SAID.format("head.3 becomes", "it", "it is", "its")
+    ]
 
 
 def detached(model: Net, optimizer: torch.optim.Optimizer, handle: nofm.Handle) -> Net:

@@ -10,7 +10,7 @@ import math
 import os
 from pathlib import Path
 
-from ..errors import PatternError, what_swings
+from ..errors import PatternError, swings
 from ..patterns import Pattern
 from .complaints import Complaints, number, value_of
 from .config import ConfigError, RunConfig
@@ -159,7 +159,7 @@ def _method(c: RunConfig) -> Complaints:
     decay = None if m.decay == "auto" else m.decay
     if decay is not None and not math.isfinite(decay):
         yield "sparsity.method.decay", "must be finite, or auto; the paper uses 2e-4"
-    elif decay is not None and (swinging := what_swings(decay, c.optim.lr)):
+    elif decay is not None and m.kind == "srste" and (swinging := _swings(c, decay)):
         yield "sparsity.method.decay", f"must be below 1 / optim.lr = {1 / c.optim.lr:g}, or {swinging}"
     yield from number("sparsity.method.prune_at", m.prune_at, 0)
     length, unit = _length(c)
@@ -176,6 +176,11 @@ def _method(c: RunConfig) -> Complaints:
     for name in ("l1", "temperature", "seed"):
         yield from number(f"sparsity.method.{name}", getattr(m, name), 0)
     yield from number("sparsity.method.threshold", m.threshold, 0, open_low=True)
+
+
+def _swings(c: RunConfig, decay: float) -> str:
+    m = c.sparsity.method
+    return swings(decay, c.optim.lr, m.refine or "weight", m.placement or "gradient", is_plain=c.optim.kind == "sgd")
 
 
 def _pruning(c: RunConfig) -> Complaints:

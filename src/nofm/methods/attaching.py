@@ -14,6 +14,7 @@ from torch.optim import LBFGS, Optimizer
 
 from .. import shards, ste
 from ..errors import NotCopiedError, OptimizerError
+from ..following import alive
 from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
 from ..site import Site, sites
@@ -113,8 +114,9 @@ class Handle:
             is_ours = isinstance(site.module, SparseModule) and site.module._nofm is marked
             if is_ours and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
-        for part in [part for part, given in GIVEN_TO.items() if given() in self._drivers]:
-            del GIVEN_TO[part]
+        for part in alive(GIVEN_TO):
+            if (given := GIVEN_TO.get(part)) is not None and given() in self._drivers:
+                del GIVEN_TO[part]
         self._lenses = []  # a second detach must not take a later method's lenses away
         if said:
             warnings.warn(said, stacklevel=2)  # last: where warnings are errors it would never be detached
@@ -127,9 +129,7 @@ class Handle:
         return {**saved.origin(self.method, self._sites), "steps": steps, "masks": masks, "memory": self.memory.state_dict()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if not memo:
-            raise NotCopiedError
-        return _NotCopied()  # a part of something else, such as a LightningModule that is copied for an average
+        return _NotCopied()  # mostly a part of something else, such as a LightningModule that is copied for an average
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise NotCopiedError
@@ -171,7 +171,11 @@ class _NotCopied:
         return "no handle: this is a copy, which has no method"
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name) if name.startswith("__") else NotCopiedError()
+        raise AttributeError(name) if name.startswith("__") else _NotCopiedAttribute()
+
+
+class _NotCopiedAttribute(NotCopiedError, AttributeError):
+    """As `hasattr` wants it."""
 
 
 def _shortly(what: object) -> str:

@@ -39,6 +39,8 @@ class Method:
     def __post_init__(self, *_: Any) -> None:
         """Options that are numbers of numpy's become Python's own. A subclass that checks its options calls this first."""
         for option in fields(self):
+            if not option.init:  # which a subclass computes, later than this
+                continue
             value = getattr(self, option.name)
             if (plain := plain_number(value)) is not value:
                 object.__setattr__(self, option.name, plain)
@@ -106,10 +108,16 @@ class Method:
         """
         return ""
 
-    def too_strong(self, lr: float, is_plain: bool) -> str:
-        """Why the method itself makes weights grow, and what to do, as a sentence without a full stop; "" where it does not. `is_plain`:
-        whether the optimizer moves weights by `lr` times their gradients however large these are, as SGD does and Adam does not."""
+    def too_strong(self, lr: float, is_plain: bool, number: int) -> str:
+        """Why the method itself makes weights grow in step `number`, and what to do, as a sentence without a full stop; "" where it does
+        not. `is_plain`: whether the optimizer moves weights by `lr` times their gradients however large these are, as SGD does and Adam
+        does not."""
         return ""
+
+    def acts_in_steps(self) -> bool:
+        """Whether it does anything at the two moments. What it does by lenses alone, layers go on doing in other optimizers' steps too, and
+        in copies."""
+        return type(self).before_step is not Method.before_step or type(self).after_step is not Method.after_step
 
     def fusible(self) -> bool:
         """Whether what a step does is a `term`, which an optimizer's own pass over the weights can hold."""

@@ -49,8 +49,8 @@ class Driver:
         self.current: Step | None = None
         self.is_late = False  # whether the next step must make up for one before it
         self.nesting = Nesting(optimizer)
-        self.pulse = following.Pulse(type(method).__name__, _acts_in_steps(type(method)))
-        following.follow(self.pulse, [(site.key, site.module, site.param) for site in follow])
+        self.pulse = following.Pulse(type(method).__name__, method.acts_in_steps())
+        following.follow(self.pulse, [(site.key, module, param) for site in follow for module, param in site.users])
         self.watch = FiniteWatch()
         self.is_plain = any(isinstance(each, SGD) for each in optimizers_in(optimizer))
         self.is_warned = False  # that the method is too strong for the learning rate
@@ -156,7 +156,7 @@ class Driver:
             try:
                 self.watch.look(self.number, named, told)
             except NonFiniteWeightError as error:
-                if why := next((why for owned in step.weights if (why := self.method.too_strong(float(owned.lr), self.is_plain))), ""):
+                if why := next((why for owned in step.weights if (why := self._too_strong(float(owned.lr), self.number))), ""):
                     raise NonFiniteWeightError(error.parameter, error.index, error.value, error.step, why) from None
                 raise
 
@@ -184,9 +184,12 @@ class Driver:
 
     def _warn_if_too_strong(self, lr: float | Tensor) -> None:
         """Once, of a learning rate that has just been given; one that is a tensor, as some loops have on a GPU, is not waited for."""
-        if not self.is_warned and not isinstance(lr, Tensor) and (why := self.method.too_strong(lr, self.is_plain)):
+        if not self.is_warned and not isinstance(lr, Tensor) and (why := self._too_strong(lr, self.number + 1)):
             self.is_warned = True
             warnings.warn(why, stacklevel=following.level_of_the_user())
+
+    def _too_strong(self, lr: float, number: int) -> str:
+        return self.method.too_strong(lr, self.is_plain, number)
 
     def _groups(self) -> dict[int, dict[str, Any]]:
         """The optimizer's group of each parameter, by id. Made again only when a group or its parameters have changed."""
@@ -220,10 +223,6 @@ def _check_still_trained(site: Site, param: nn.Parameter, marked: object) -> Non
             f"{site.key} is no longer the parameter that the optimizer owns (load_state_dict(assign=True), or a replaced "
             "parameter?); build the optimizer again, detach() and attach to it"
         )
-
-
-def _acts_in_steps(method: type[Method]) -> bool:
-    return method.before_step is not Method.before_step or method.after_step is not Method.after_step
 
 
 def _has_moved(optimizer: Optimizer, param: nn.Parameter) -> bool:

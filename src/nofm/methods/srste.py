@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from .. import ste
-from ..errors import OptimizerError, what_swings
+from ..errors import OptimizerError, swings
 from ..kernels import ops
 from ..kernels.steps import Term
 from ..site import Site
@@ -134,9 +134,13 @@ class SRSTE(Method):
     def _decay(self, step: Step) -> float:
         return flips.decay_of(step.memory) if self.decay == "auto" else self.decay
 
-    def too_strong(self, lr: float, is_plain: bool) -> str:
-        shrinks = self.refine == "weight" and (is_plain or self.placement == "decoupled")  # others do not grow with the weight
-        if self.decay == "auto" or not shrinks or not (swinging := what_swings(self.decay, lr)):
+    def acts_in_steps(self) -> bool:
+        return self.begin_at > 0 or (self.decay != 0 and self.placement != "backward")  # else it is STE, or all in the lens
+
+    def too_strong(self, lr: float, is_plain: bool, number: int) -> str:
+        if self.decay == "auto" or self._start.stage(number - 1) == 0:
+            return ""
+        if not (swinging := swings(self.decay, lr, self.refine, self.placement, is_plain)):
             return ""
         return (
             f"SRSTE's decay times the learning rate is {self.decay:g} * {lr:g} = {self.decay * lr:g} and must be below 1, or {swinging}; "
