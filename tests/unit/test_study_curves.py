@@ -12,8 +12,8 @@ from test_studies import FACTS
 
 from nofm.report import study_figure
 from nofm.report.errors import ReportError
-from nofm.report.study import write_study
-from nofm.report.study_curves import Curves, curves_csv, known_curves
+from nofm.report.study import read_facts, read_rows, write_study
+from nofm.report.study_curves import HALVES, Curves, curves_csv, known_curves, sad_of_halves
 
 KNOWN = {
     ("0c5b", 3): Curves({97: 0.123456789, 194: 2.5e-07}, {97: 0.0}, {97: 2.25, 194: 0.015}, 97.0),
@@ -120,3 +120,42 @@ def test_files_that_are_no_curves_are_refused(line, tmp_path):
     (tmp_path / "one" / "curves.csv").write_text(f"config,seed,epoch,curve,steps,values\n{line}\n")
     with pytest.raises(ReportError, match=r"curves\.csv, line 2: is no line of curves .*`nofm study` writes it"):
         known_curves(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flips", "halves"),
+    [
+        ({10: 0.5, 20: 0.25}, (5.0, 2.5)),
+        ({10: 0.5, 20: 0.25, 25: 0.2}, (5.0, 2.5 + 1.0)),  # 12.5 is the middle
+        ({30: 0.1, 40: 0.2}, ()),  # no look before the middle
+        ({40: 0.2}, ()),
+        ({}, ()),
+    ],
+)
+def test_mask_changes_of_both_halves_of_a_run(flips, halves):
+    assert sad_of_halves(Curves({}, flips, {}, 1.0)) == pytest.approx(dict(zip(HALVES, halves, strict=False)))
+
+
+def test_a_claim_about_half_of_a_run(tmp_path):
+    """By the curves, so that runs whose folders are gone, and lines of studies beside it, have it too; in other studies it is no column."""
+    claims = [
+        {"text": f"a moves less: {metric}", "first": "a", "second": "b", "metric": metric, "level": False} for metric in (*HALVES, "sad")
+    ]
+    one, plain = study(tmp_path / "tables" / "one"), study(tmp_path / "tables" / "plain")
+    (one / "study.json").write_text(json.dumps({**FACTS, "claims": claims}))
+    for seed in (0, 1):
+        trained(tmp_path / "runs" / "a" / f"seed-{seed}", 0.4, seed)
+        trained(tmp_path / "runs" / "b" / f"seed-{seed}", 0.6, seed)
+    write_study(one, tmp_path / "runs")
+    write_study(plain, tmp_path / "runs")
+    rows = read_rows(one / "runs.csv", read_facts(one / "study.json"))
+    assert rows["a"][1].halves == pytest.approx({HALVES[0]: 12 / 32, HALVES[1]: 4 / 32})
+    assert sum(rows["a"][1].halves.values()) == pytest.approx(rows["a"][1].sad)
+    assert not any(name in (plain / "runs.csv").read_text() for name in HALVES)
+    lines = (one / "claims.csv").read_text().splitlines()[1:]
+    assert ["open" in line for line in lines] == [True] * 3, "both rows are alike"
+    before = (one / "runs.csv").read_text()
+    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(plain)
+    write_study(one, tmp_path / "runs")
+    assert (one / "runs.csv").read_text() == before

@@ -49,8 +49,8 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Something said of two rows: `first` is better than `second` in `metric`: "score", the headline metric of the task, or one where
-    less is better: "sad" and "train_loss"; "sad_0:1" and "sad_0:10", how far masks are from their start after so many steps, and
-    "sad_growth", how much farther after 10 than after 1."""
+    less is better: "sad", "sad:first half", "sad:second half" and "train_loss"; "sad_0:1" and "sad_0:10", how far masks are from their
+    start after so many steps, and "sad_growth", how much farther after 10 than after 1."""
 
     text: str
     first: str

@@ -25,7 +25,7 @@ from .files import write_whole
 from .measures import MEASURES, Measure
 from .numbers import cost_of, macs_kept, total_sad
 from .read import FOUND, Run, load, settled
-from .study_curves import KnownCurves, curves_csv, curves_of, known_curves
+from .study_curves import HALVES, KnownCurves, curves_csv, curves_of, known_curves, sad_of_halves
 
 __all__ = [
     "EARLY",
@@ -78,17 +78,20 @@ class Measured:
     evaluations: Mapping[str, float] = field(default_factory=dict)  # on other data, by NAME.metric, as `nofm evaluate` has named them
     found: Mapping[str, float] = field(default_factory=dict)  # what its method has settled by itself: lambda, by a search
     early: Mapping[str, float] = field(default_factory=dict)  # sad_0:1 and sad_0:10, the share of masks that are not as at the start
+    halves: Mapping[str, float] = field(default_factory=dict)  # `sad` of both halves of the run, in studies that claim something of them
 
     def value(self, metric: str) -> float | None:
         """The number that a claim is about, or None where the run does not tell it."""
         if metric == GROWTH:
             return self.early[f"{EARLY}10"] - self.early[f"{EARLY}1"] if len(self.early) == 2 else None
-        found: float | None = self.early.get(metric) if metric.startswith(EARLY) else getattr(self, metric)
+        if metric.startswith(EARLY) or metric in HALVES:
+            return {**self.early, **self.halves}.get(metric)
+        found: float | None = getattr(self, metric)
         return found
 
 
 Rows: TypeAlias = dict[str, list[Measured]]  # by label, seeds in order
-_FIELDS = tuple(f.name for f in fields(Measured) if f.name not in ("metrics", "evaluations", "found", "early"))
+_FIELDS = tuple(f.name for f in fields(Measured) if f.name not in ("metrics", "evaluations", "found", "early", "halves"))
 _LATER = ("workdir_commit", "train_loss")  # lines from before they were recorded stay readable
 
 
@@ -174,6 +177,7 @@ def runs_csv(rows: Rows) -> str:
         [
             {name: getattr(run, name) for name in _FIELDS}
             | {name: run.early.get(name) for name in early}
+            | {name: run.halves.get(name) for name in HALVES if any(one.halves for one in found)}
             | {key: run.found.get(name) for name, key in settled(run.found for run in found).items()}
             | {f"metric:{name}": run.metrics.get(name) for name in names}
             | {name: run.evaluations.get(name) for name in others}
@@ -240,8 +244,9 @@ def _measured_of(line: Mapping[str, str]) -> Measured:
         for kind in ("metric:", FOUND)
     )
     early = {name: float(text) for name, text in line.items() if name.startswith(EARLY) and text}
+    halves = {name: float(line[name]) for name in HALVES if line.get(name)}
     others = {name: float(text) for name, text in line.items() if "." in name and not name.startswith("metric:") and text}
-    return Measured(**values, metrics=metrics, evaluations=others, found=found, early=early)
+    return Measured(**values, metrics=metrics, evaluations=others, found=found, early=early, halves=halves)
 
 
 def as_csv(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -277,6 +282,8 @@ def write_study(folder: Path, runs: Path) -> list[Path]:
     if not any(rows.values()):
         raise Unfinished(folder, f"no run of this study is finished yet; nofm study {facts['name']} --out DIR goes on with them")
     curves = _curves(rows, found, known_curves(folder.parent), measure)
+    if any(claim["metric"] in HALVES for claim in facts["claims"]):
+        rows = {label: [_with_halves(run, curves) for run in runs] for label, runs in rows.items()}
     files = {"runs.csv": runs_csv(rows), "curves.csv": curves_csv(curves), **_shapes(folder, facts, rows, found), **texts(facts, rows)}
     for name, text in files.items():
         write_whole(folder / name, text.encode())  # the first ones may be all that is left of some runs
@@ -309,6 +316,12 @@ def _curves(rows: Rows, found: Mapping[str, Sequence[Run]], known: KnownCurves, 
             elif key in known:
                 curves[key] = known[key]
     return curves
+
+
+def _with_halves(run: Measured, curves: KnownCurves) -> Measured:
+    """As its line knows them, or else by its curve, which has fewer digits in a file."""
+    known = curves.get((run.config, run.seed))
+    return run if run.halves or known is None else replace(run, halves=sad_of_halves(known))
 
 
 def _shapes(folder: Path, facts: Facts, rows: Rows, found: Mapping[str, Sequence[Run]]) -> dict[str, str]:

@@ -19,7 +19,9 @@ from .errors import ReportError
 from .measures import Measure
 from .read import Run
 
-__all__ = ["Curves", "KnownCurves", "curves_csv", "curves_of", "known_curves"]
+__all__ = ["HALVES", "Curves", "KnownCurves", "curves_csv", "curves_of", "known_curves", "sad_of_halves"]
+
+HALVES = ("sad:first half", "sad:second half")  # metrics of claims: the changes of each sparse weight in one half of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,15 @@ def curves_of(run: Run, measure: Measure, averaged: bool) -> Curves:
     early = sad_from_start(run)
     by_layer = (dict(enumerate(early.get(step, {}).values(), start=1)) for step in (1, 10))
     return Curves(evals(run, measure.name, averaged), flip_rate(run), train(run), last.step / last.data["epoch"], *by_layer)
+
+
+def sad_of_halves(curves: Curves) -> dict[str, float]:
+    """The changes of each sparse weight in both halves of a run; nothing where masks were not looked at in both."""
+    steps = list(curves.flips)
+    changes = {step: curves.flips[step] * (step - before) for before, step in zip([0, *steps], steps, strict=False)}
+    middle = steps[-1] / 2 if steps else 0
+    halves = [[change for step, change in changes.items() if (step > middle) is late] for late in (False, True)]
+    return {name: sum(half) for name, half in zip(HALVES, halves, strict=True)} if all(halves) else {}
 
 
 def curves_csv(known: Mapping[tuple[str, int], Curves]) -> str:

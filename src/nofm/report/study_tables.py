@@ -309,7 +309,7 @@ def _word(claim: Facts, interval: Interval, measure: Measure) -> str:
 def _shown(claim: Facts, interval: Interval, measure: Measure) -> tuple[str, str, str]:
     metric = claim["metric"]
     early = metric.startswith(EARLY) or metric == GROWTH
-    unit = "% of weights" if early else {"score": measure.unit, "sad": "SAD", "train_loss": "(loss)"}[metric]
+    unit = "% of weights" if early else {"score": measure.unit, "train_loss": "(loss)"}.get(metric, "SAD")
     factor = measure.factor if metric == "score" else 100.0 if early else 1.0
     size = abs(factor * interval.mean)
     digits = measure.digits if metric == "score" else 2 if size > 0.05 else 3 if size > 0.005 else 4
