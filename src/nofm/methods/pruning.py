@@ -37,6 +37,7 @@ __all__ = [
     "set_budget",
     "stored_masks",
     "strongest",
+    "top",
     "trained_by",
     "whole_weights",
 ]
@@ -127,10 +128,11 @@ def _tops(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[Tenso
     if selection.serves(scores):
         return selection.largest(scores, budget, among)
     inside: Sequence[Tensor | None] = among or [None] * len(scores)
-    return [_top(score, keep, mask) for score, keep, mask in zip(scores, budget, inside, strict=True)]
+    return [top(score, keep, mask) for score, keep, mask in zip(scores, budget, inside, strict=True)]
 
 
-def _top(score: Tensor, keep: int, among: Tensor | None) -> Tensor:
+def top(score: Tensor, keep: int, among: Tensor | None) -> Tensor:
+    """True at the `keep` scores of largest magnitude, where `among` is True; at all of these where they are fewer."""
     if keep == 0:
         return torch.zeros_like(score, dtype=torch.bool)
     if among is None:

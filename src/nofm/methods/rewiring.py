@@ -18,11 +18,11 @@ from torch import Tensor
 from .. import shards, ste
 from ..errors import OptimizerError
 from ..kernels import selection
-from ..masks import magnitude_key
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
 from .budget import Allocation, allocate, check_allocation, check_share, check_whole
 from .inside import states_of
+from .pruning import top
 
 __all__ = ["Connections", "Rewiring", "alive", "best", "best_of_each", "chance", "reset_momentum_"]
 
@@ -140,11 +140,7 @@ def best(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     """
     if selection.serves([scores]):
         return selection.largest([scores], count.reshape(1) if isinstance(count, Tensor) else [count], [among])[0]
-    key = torch.where(among, magnitude_key(scores), -1).reshape(-1)  # below every real key
-    order = key.sort(descending=True, stable=True).indices
-    chosen = torch.empty_like(key, dtype=torch.bool)
-    chosen[order] = torch.arange(key.numel(), device=key.device) < count  # `count` may live on the device: nothing waits for it
-    return chosen.view(scores.shape) & among
+    return top(scores, min(int(count), scores.numel()), among)
 
 
 def best_of_each(scores: Sequence[Tensor], among: Sequence[Tensor], counts: Sequence[Tensor]) -> list[Tensor]:
