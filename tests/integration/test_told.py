@@ -6,6 +6,8 @@ import io
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -231,3 +233,13 @@ def test_a_bar_says_of_which_step_its_metric_is(tmp_path):
         assert "accuracy 71.25 at step 6" in bar._progress.tasks[0].fields["words"]
     finally:
         bar.close()
+
+
+def test_a_warning_of_a_command_is_a_line_without_its_place_in_the_code(tmp_path):
+    """In a process of its own: pytest shows warnings by itself."""
+    search = ["--sparsity.method.decay", "auto", "--sparsity.method.probe", "8", "--engine.steps", "10", "--schedule.warmup", "1"]
+    for debug, shape in (([], r"warning: decay="), (["--debug"], r".+:\d+: UserWarning: decay=")):
+        command = [sys.executable, "-m", "nofm", "train", "digits", *search, "--out", str(tmp_path / f"run{len(debug)}"), *debug]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        [line] = [line for line in said.splitlines() if "so short a search" in line]
+        assert re.match(shape, line)

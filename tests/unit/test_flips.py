@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -20,6 +21,10 @@ from nofm.methods import flips
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS = 240
+SHORT = (
+    'decay="auto" searches in {} steps (probe), and so short a search finds too large a lambda; give 100 or more, beyond the warm-up of '
+)
+SHORT += "the learning rate, or set decay yourself"
 
 
 def network() -> nn.Sequential:
@@ -315,3 +320,14 @@ def test_what_it_has_found_is_told_once_it_has_settled():
     assert repr(handle).endswith(f"step=8, 2 sparse weights, decay found: {decay:.3g})")
     handle.detach()
     assert nofm.attach(SRSTE(decay=1e-3), model, optimizer).found == {}
+
+
+@pytest.mark.parametrize(("probe", "said"), [(8, [SHORT.format(8)]), (99, [SHORT.format(99)]), (100, []), (None, [])])
+def test_a_search_that_is_too_short_says_so(probe, said):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        nofm.attach(SRSTE(decay="auto", probe=probe), model, optimizer)
+    assert [str(warning.message) for warning in caught] == said
+    assert {warning.filename for warning in caught} <= {__file__}

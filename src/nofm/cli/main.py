@@ -13,6 +13,7 @@ import itertools
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,6 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
+    python_format = warnings.formatwarning
+    if not debug:
+        warnings.formatwarning = _without_place
     try:
         code = _dispatch([arg for arg in args if arg != "--debug"])
         sys.stdout.flush()  # here, where a reader that has gone is no error
@@ -133,6 +137,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"nofm: {_message(error)}", file=sys.stderr)
         return code_of_error
+    finally:
+        warnings.formatwarning = python_format
+
+
+def _without_place(message: Warning | str, *_: Any) -> str:
+    """Of a command the place in the code that a warning points at is its own first line."""
+    return f"warning: {message}\n"
 
 
 def _dispatch(args: list[str]) -> int:

@@ -209,7 +209,7 @@ class SRSTE(Method):
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         super().start(sites, memory)
         if self.decay == "auto":
-            flips.watch(sites, memory)
+            flips.watch(sites, memory, self.meant("probe", self.probe))
 
     def remembers(self) -> tuple[str, ...]:
         return ("decay",) if self.decay == "auto" else ()
