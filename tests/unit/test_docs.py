@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+import nofm
 from nofm.cli.main import main
 from nofm.cli.options import parse
 from nofm.cli.study import _wishes
@@ -92,3 +94,12 @@ def test_the_page_on_how_it_is_built_names_every_file_of_the_core_and_every_room
     assert {name for name in (files | rooms) - {"_names.py", "version.py"} if name not in page} == set()
     named = set(re.findall(r"([a-z_]+\.(?:py|c))\b", page))
     assert {name for name in named if not list(source.rglob(name))} == set()
+
+
+def test_the_reference_has_every_public_name_as_the_code_describes_it():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/reference.py")
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    listed = [name for names in reference.GROUPS.values() for name in names]
+    assert sorted([*listed, *reference.ELSEWHERE]) == sorted(nofm.__all__)
+    assert reference.page() == (ROOT / "docs/reference.md").read_text(), "python docs/reference.py writes it"
