@@ -1,7 +1,7 @@
 """What becomes of a claim: the difference of two means, its 95 % interval (Welch's t), and a word.
 
-"holds" where all of the interval is on the claimed side, "fails" where all of it is on the other, "open" where it contains zero. Two rows are
-level where the interval lies within the measure's margin of zero on both sides (half a point of accuracy, say).
+"holds" where all of the interval is on the claimed side, "fails" where all of it is on the other, "open" where it contains zero. Two rows
+are level where the interval lies within the measure's margin of zero on both sides (half a point of accuracy, say).
 """
 
 from __future__ import annotations
