@@ -158,6 +158,13 @@ def test_going_on_is_about_the_rows_that_were_asked_for(tmp_path, made, capsys):
     assert made[0] == made[1]
 
 
+def test_options_of_before_may_be_those_of_another_study(tmp_path):
+    """Lambda is the appendix's; who then asks for the other study alone has not typed it."""
+    assert study("fig3 appendix", tmp_path, "--rows", "STE*", "--sparsity.method.decay", "1e-3") == 0
+    assert main(["study", "fig3", "--out", str(tmp_path), "--table"]) == 0
+    assert main(["study", "fig3", "--out", str(tmp_path), "--table", "--sparsity.method.decay", "1e-3"]) == 2
+
+
 def test_a_terminal_has_room_for_the_table(tmp_path, monkeypatch, capsys):
     assert study("fig3", tmp_path, "--seeds", "2") == 0
     capsys.readouterr()

@@ -19,6 +19,7 @@ import pytest
 from nofm.cli.campaign import facts_of, planned
 from nofm.cli.options import parse
 from nofm.cli.study import _wishes
+from nofm.cli.without_effect import check_sparsity
 from nofm.engine.resolve import digest, to_dict
 from nofm.recipes import find
 from nofm.recipes.studies import find_studies
@@ -169,6 +170,15 @@ def test_every_committed_run_is_one_that_a_command_makes(folder):
     for line in lines(folder):
         assert line["config"] == configs[line["label"]]
         assert (line["config"], int(line["seed"])) in made, f"no command makes {line['label']}, seed {line['seed']}"
+
+
+@pytest.mark.parametrize("page", sorted({each.page for made_by in FOLDERS.values() for each in made_by}))
+def test_no_command_has_a_sparsity_option_that_does_nothing(page):
+    for line in printed(page):
+        words = tuple(shlex.split(line, comments=True)[2:])
+        names, wishes, base, _ = resolved(words)
+        _, rest = _wishes(list(words[len(names) :]))
+        check_sparsity(names, base, find(wishes.on), parse(wishes.on, find(wishes.on), rest)[2])
 
 
 @pytest.mark.parametrize("begins", OVERVIEW)
