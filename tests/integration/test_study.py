@@ -142,6 +142,11 @@ def test_only_some_rows_and_only_the_table(tmp_path):
         (["fig3", "--on", "digits", "--out", "x", "--without", "RigL"], "--without RigL: 'RigL' matches none of 'dense', 'STE 1:16'"),
         (["fig3", "--on", "digits", "--out", "x", "--without", "*"], "--rows * --without *: leaves no row"),
         (["fig3", "--on", "digits", "--out", "x", "--engine.epoch", "3"], "--engine.epoch: no such option"),
+        (
+            ["fig4", "--on", "digits", "--out", "x", "--optim.lr", "200"],
+            "nofm: 'lambda 0.0064', '2:4, lambda 0.0064': sparsity.method.decay = 0.0064: must be below 1 / optim.lr = 0.005",
+        ),
+        (["fig4", "--on", "digits", "--out", "x", "--optim.lr", "-1"], "nofm: optim.lr = -1.0: must be lr > 0"),  # of all rows
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

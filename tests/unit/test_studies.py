@@ -166,7 +166,7 @@ def test_an_epoch_of_a_folder_is_as_long_as_its_images(count, images):
     own, label = {row.label: row.config for row in study.rows}, "STR, exponent 9"
     assert own[label].sparsity.method.decay + 5e-5 == pytest.approx(9 / (count // 256 * 2 * 0.1 / 2 / 0.1), rel=1e-2)
     assert elsewhere[label].sparsity.method.decay + 5e-5 == pytest.approx(9 / (5004 * 2 * 0.1 / 2 / 0.1), rel=1e-2)
-    by_steps = STUDIES["table3"](dataclasses.replace(config, engine=EngineConfig(steps=100, batch_size=64)))
+    by_steps = STUDIES["table3"](dataclasses.replace(config, engine=EngineConfig(steps=1000, batch_size=64)))
     assert {row.label: row.config for row in by_steps.rows}["SET 80 %"].sparsity.method.every == count // 64
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..engine.resolve import digest, telling_differences, to_dict
+from ..engine.validate import check
 from ..errors import NofmError
 from ..recipes import find
 from ..recipes.study import Row, Study, run_name
@@ -130,15 +131,14 @@ def train_rows(
     Raises `Stopped` when asked to stop."""
     from ..engine.apart import train_apart
     from ..engine.train import Job, train_together
-    from ..engine.validate import check
 
     pairs = [(name, seed) for name in rows for seed in seeds] if by_row else [(name, seed) for seed in seeds for name in rows]
     pairs = [(name, seed) for name, seed in pairs if (digest(to_dict(rows[name].config)), seed) not in known]
     left = [(name, seed) for name, seed in pairs if not finished(out / "runs" / name / f"seed-{seed}")]
+    _check_rows([rows[name] for name in dict(left)])
     jobs = []
     for number, (name, seed) in enumerate(left, start=1):
         row, run = rows[name], out / "runs" / name / f"seed-{seed}"
-        check(row.config)
         words = _LastWords(f"[{number}/{len(left)}] {row.label}, seed {seed}")
         jobs.append(Job(dataclasses.replace(row.config, seed=seed), run, on, typed, resume=True, sinks=[words], failed=words.failed))
     print(f"{len(rows) * len(seeds) - len(jobs)} runs are finished, {len(jobs)} to go", flush=True)
@@ -151,6 +151,20 @@ def train_rows(
         if not isinstance(result, dict):
             failed.setdefault(str(result), []).append(job.out)
     return _trouble(failed, rows, len(jobs)) if failed else None
+
+
+def _check_rows(rows: Sequence[Row]) -> None:
+    """Raise for rows that cannot be run, with what is wrong with which; what is wrong with all is of the options that they share."""
+    refused: dict[str, list[str]] = {}
+    for row in rows:
+        try:
+            check(row.config)
+        except ConfigError as error:
+            refused.setdefault(str(error), []).append(repr(row.label))
+    if refused:
+        raise ConfigError(
+            "\n".join(error if len(labels) == len(rows) else f"{', '.join(labels)}: {error}" for error, labels in refused.items())
+        )
 
 
 def _trouble(failed: Mapping[str, Sequence[Path]], rows: Mapping[str, Row], count: int) -> str:
