@@ -101,13 +101,14 @@ def printed(page: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line.startswith("nofm study") and " --on " in line)
 
 
-Rows = list[dict[str, Any]]
+Facts = dict[str, Any]
 
 
-def rows_of(words: tuple[str, ...], study: str) -> Rows:
-    """The rows of a study by the options of a command, which may be another's."""
+def facts_by(words: tuple[str, ...], study: str) -> Facts:
+    """What a study is by the options of a command, which may be another's, as study.json has it."""
     _, wishes, base, _ = resolved(words)
-    return facts_of(study, find_studies([study], base)[study], base, wishes.on)["rows"]
+    facts: Facts = json.loads(json.dumps(facts_of(study, find_studies([study], base)[study], base, wishes.on)))
+    return facts
 
 
 @cache
@@ -127,14 +128,9 @@ def resolved(words: tuple[str, ...]) -> tuple[tuple[str, ...], Any, Any, int]:
     return words[:count], wishes, dataclasses.replace(base, out=None), options.seeds
 
 
-def committed(folder: str) -> Rows:
-    rows: Rows = json.loads((RESULTS / folder / "study.json").read_text())["rows"]
-    return rows
-
-
-def what_counts(rows: Rows) -> Rows:
-    """Of rows, what says which runs are theirs: not what the paper has for them."""
-    return [{key: value for key, value in row.items() if key != "paper"} for row in rows]
+def committed(folder: str) -> Facts:
+    facts: Facts = json.loads((RESULTS / folder / "study.json").read_text())
+    return facts
 
 
 def lines(folder: str) -> list[dict[str, str]]:
@@ -158,13 +154,16 @@ def test_what_is_told_in_words_is_on_its_page():
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_commands_come_to_the_committed_configurations(folder):
+    """And to what else stands there of the study: claims, notes, and what the paper has for each row."""
     for each in FOLDERS[folder]:
-        assert what_counts(rows_of(each.words(), folder.partition("/")[2])) == what_counts(committed(folder)), each
+        made = facts_by(each.words(), folder.partition("/")[2])
+        assert made["rows"] == committed(folder)["rows"], each
+        assert made == committed(folder), each
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_committed_run_is_one_that_a_command_makes(folder):
-    configs = {row["label"]: row["config"] for row in committed(folder)}
+    configs = {row["label"]: row["config"] for row in committed(folder)["rows"]}
     beside = [made_by for other, made_by in FOLDERS.items() if other.partition("/")[0] == folder.partition("/")[0]]
     made = set().union(*(trained(each.words()) for made_by in beside for each in made_by))
     for line in lines(folder):
@@ -186,4 +185,4 @@ def test_the_overview_has_the_same_commands(begins):
     [line] = re.findall(rf"`({re.escape(begins)} [^`]*)`", (RESULTS / "README.md").read_text())
     words = tuple(shlex.split(line)[2:])
     for folder in (folder for folder in FOLDERS if folder.startswith(f"{OVERVIEW[begins]}/")):
-        assert what_counts(rows_of(words, folder.partition("/")[2])) == what_counts(committed(folder)), folder
+        assert facts_by(words, folder.partition("/")[2])["rows"] == committed(folder)["rows"], folder
