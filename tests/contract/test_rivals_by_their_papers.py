@@ -303,6 +303,7 @@ class RigL(Rule):
 
 class SNFS(RigL):
     drop, smoothing = 0.5, 0.9
+    end_at: int | None = 25
 
     def start(self, masks: dict[str, Tensor]) -> None:
         super().start(masks)
@@ -314,10 +315,15 @@ class SNFS(RigL):
             self.smoothed[name].mul_(self.smoothing).add_((1 - self.smoothing) * grad)
         self.scores = self.smoothed
 
+    def share(self) -> float:
+        """The prune rate of its code: annealed by half a cosine."""
+        assert self.end_at is not None
+        return 0.0 if self.number >= self.end_at else self.drop * (1 + math.cos(math.pi * self.number / self.end_at)) / 2
+
     def after(self) -> None:
         self.prune()
-        if self.number % self.every == 0:
-            dropped = {name: int(self.drop * int(mask.sum())) for name, mask in self.masks.items()}
+        if self.number % self.every == 0 and (share := self.share()) > 0:
+            dropped = {name: int(share * int(mask.sum())) for name, mask in self.masks.items()}
             means = [self.smoothed[name][mask].abs().double().mean().item() for name, mask in self.masks.items()]
 
             def grown(stays: dict[str, Tensor]) -> dict[str, int]:
@@ -325,6 +331,13 @@ class SNFS(RigL):
                 return dict(zip(stays, in_proportion(sum(dropped.values()), means, rooms), strict=True))
 
             self.move(dropped, grown)
+
+
+class SNFSWithoutAnEnd(SNFS):
+    end_at = None
+
+    def share(self) -> float:
+        return self.drop
 
 
 # ---- with chance in them ----
@@ -627,7 +640,8 @@ RULES: dict[str, tuple[nofm.Method, type[Rule]]] = {
     "ste": (nofm.UnstructuredSTE(SPARSITY), TopSTE),
     "ste, global": (nofm.UnstructuredSTE(SPARSITY, "global"), GlobalTopSTE),
     "rigl": (nofm.RigL(SPARSITY, every=4, end_at=25, drop=0.4), RigL),
-    "snfs": (nofm.SNFS(SPARSITY, every=4), SNFS),
+    "snfs": (nofm.SNFS(SPARSITY, every=4, end_at=25), SNFS),
+    "snfs, without an end": (nofm.SNFS(SPARSITY, every=4), SNFSWithoutAnEnd),
     "set": (nofm.SET(SPARSITY, every=4, end_at=25, drop=0.4), SET),
     "dsr": (nofm.DSR(SPARSITY, every=3, end_at=30, drop=0.02, threshold=0.004, tolerance=0.2), DSR),
     "dsr, from above": (nofm.DSR(SPARSITY, every=3, end_at=30, drop=0.02, threshold=0.03, tolerance=0.2), DSRFromAbove),

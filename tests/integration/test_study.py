@@ -142,6 +142,11 @@ def test_only_some_rows_and_only_the_table(tmp_path):
         (["fig3", "--on", "digits", "--out", "x", "--without", "RigL"], "--without RigL: 'RigL' matches none of 'dense', 'STE 1:16'"),
         (["fig3", "--on", "digits", "--out", "x", "--without", "*"], "--rows * --without *: leaves no row"),
         (["fig3", "--on", "digits", "--out", "x", "--engine.epoch", "3"], "--engine.epoch: no such option"),
+        (
+            ["fig4", "--on", "digits", "--out", "x", "--optim.lr", "200"],
+            "nofm: 'lambda 0.0064', '2:4, lambda 0.0064': sparsity.method.decay = 0.0064: must be below 1 / optim.lr = 0.005",
+        ),
+        (["fig4", "--on", "digits", "--out", "x", "--optim.lr", "-1"], "nofm: optim.lr = -1.0: must be lr > 0"),  # of all rows
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -171,6 +176,19 @@ def test_a_regnet_on_images_as_imagenet_lays_them_out(tmp_path, imagenet):
     command = ["study", "regnet", "--on", "imagenet/regnetx_002", "--out", str(tmp_path / "s"), "--rows", "RegNetX002*", *imagenet]
     assert main(command) == 0
     assert list(table(tmp_path / "s" / "regnet")) == ["RegNetX002 dense", "RegNetX002 SR-STE 2:4", "RegNetX002 STE 2:4"]
+
+
+def test_mixed_patterns_by_sensitivity_on_images_as_imagenet_lays_them_out(tmp_path, imagenet):
+    """Whose recipes all read images in loader processes."""
+    rows = [f"{pattern}, mixed by {way}" for pattern in ("1:16", "1:4") for way in ("magnitude", "sensitivity")]
+    command = ["study", "beyond", "--on", "imagenet/resnet18", "--out", str(tmp_path / "s"), "--rows", "|".join(rows), *imagenet]
+    assert main(command) == 0
+    found = table(tmp_path / "s" / "beyond")
+    assert list(found) == rows
+    first = 9_408 / 11_166_912  # of the weights are the first convolution's, which no pattern divides
+    for row, share in zip(rows, (1 / 16, 1 / 16, 1 / 4, 1 / 4), strict=True):
+        assert 0.95 * share < float(found[row]["kept"]) - first <= share, row
+    assert len({found[row]["macs"] for row in rows}) == 4, "each allocation is another one"
 
 
 @pytest.fixture

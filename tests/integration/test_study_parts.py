@@ -33,28 +33,70 @@ def test_the_clock_stops_it_and_it_goes_on(tmp_path, made, capsys):
     assert first == second
 
 
-def test_runs_that_fail_do_not_keep_the_table_from_being_written(tmp_path, monkeypatch, capsys):
-    real = engine_train._training
+@pytest.fixture
+def unlucky(monkeypatch) -> dict[tuple[str, str], str]:
+    """What ends runs, by the names of their folders, before their first step."""
+    real, found = engine_train._training, {}
 
     def failing(job, stop):
-        if "ste" in job.out.parent.name:
-            raise NofmError("no luck")
-        return real(job, stop)
+        if message := found.get((job.out.parent.name, job.out.name)):
+            raise NofmError(message)
+        return (yield from real(job, stop))
 
-    monkeypatch.setattr(engine_train, "_training", lambda job, stop: (yield from failing(job, stop)))
+    monkeypatch.setattr(engine_train, "_training", failing)
+    return found
+
+
+def test_runs_that_fail_do_not_keep_the_table_from_being_written(tmp_path, unlucky, capsys):
+    unlucky["ste-1of16", "seed-0"] = "no luck"
     assert study("fig3", tmp_path) == 2
-    assert "1 of 2 runs failed; the first is" in capsys.readouterr().err
+    assert f"nofm: 1 of 2 runs failed:\n1 run ('STE 1:16'), such as {tmp_path}/runs/ste-1of16/seed-0: no luck\n" == capsys.readouterr().err
     assert list(table(tmp_path / "fig3")) == ["dense"]
 
 
-def test_where_all_runs_fail_it_says_why(tmp_path, capsys):
+def test_a_run_that_fails_says_so_at_once_and_every_error_is_in_the_end(tmp_path, unlucky, capsys):
+    runs = tmp_path / "runs"
+    unlucky |= {("dense-1of16", f"seed-{seed}"): "no luck:\nnone at all" for seed in (0, 2)}
+    unlucky |= {("ste-1of16", "seed-0"): "no luck:\nnone at all", ("ste-1of16", "seed-1"): "no memory"}
+    assert study("fig3", tmp_path, "--seeds", "3", "--order", "row") == 2
+    said = capsys.readouterr()
+    told = [line for line in said.out.splitlines() if line.startswith("[")]
+    assert told[0] == "[1/6] dense, seed 0: failed: no luck:"
+    assert told[1].startswith("[2/6] dense, seed 1: accuracy ")
+    assert told[2:5] == [
+        "[3/6] dense, seed 2: failed: no luck:",
+        "[4/6] STE 1:16, seed 0: failed: no luck:",
+        "[5/6] STE 1:16, seed 1: failed: no memory",
+    ]
+    assert said.err.splitlines() == [
+        "nofm: 4 of 6 runs failed:",
+        f"3 runs ('dense', 'STE 1:16'), such as {runs}/dense-1of16/seed-0: no luck:",
+        "none at all",
+        f"1 run ('STE 1:16'), such as {runs}/ste-1of16/seed-1: no memory",
+    ]
+
+
+def test_a_run_that_fails_in_the_middle_says_so_once(tmp_path, capsys):
+    """Its events hold the error, too."""
+    assert study("fig3", tmp_path, "--optim.lr", "1e30", "--rows", "dense") == 2
+    said = capsys.readouterr()
+    (told,) = [line for line in said.out.splitlines() if line.startswith("[")]
+    assert told.startswith("[1/1] dense, seed 0: failed: ")
+    events = (tmp_path / "runs" / "dense-1of16" / "seed-0" / "events.jsonl").read_text()
+    assert json.loads(events.splitlines()[-1])["message"].startswith(told.partition("failed: ")[2])
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_where_all_runs_fail_it_says_why(processes, tmp_path, capfd):
     """Not that none is finished yet, which would hide it."""
     (tmp_path / "empty").mkdir()
     command = ["study", "fig3", "--on", "cifar10/resnet20", "--data.root", str(tmp_path / "empty"), "--out", str(tmp_path / "s")]
-    assert main([*command, "--engine.epochs", "none", "--engine.steps", "2", "--device", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert "2 of 2 runs failed; the first is" in said
-    assert f"{tmp_path}/empty" in said
+    assert main([*command, "--engine.epochs", "none", "--engine.steps", "2", "--device", "cpu", "--processes", processes]) == 2
+    said = capfd.readouterr()
+    assert said.err.startswith("nofm: 2 of 2 runs failed:\n2 runs ('dense', 'STE 1:16'), such as ")
+    assert f"{tmp_path}/empty" in said.err
+    told = sorted(line.partition(f"{tmp_path}/empty")[0] for line in said.out.splitlines() if line.startswith("["))
+    assert told == ["[1/2] dense, seed 0: failed: ", "[2/2] STE 1:16, seed 0: failed: "]
 
 
 def bare(campaign: Path, copy: Path) -> Path:
@@ -156,6 +198,13 @@ def test_going_on_is_about_the_rows_that_were_asked_for(tmp_path, made, capsys):
     assert main(["study", "fig3", "--out", str(tmp_path)]) == 0
     assert len(made) == 2, "of all rows, from then on"
     assert made[0] == made[1]
+
+
+def test_options_of_before_may_be_those_of_another_study(tmp_path):
+    """Lambda is the appendix's; who then asks for the other study alone has not typed it."""
+    assert study("fig3 appendix", tmp_path, "--rows", "STE*", "--sparsity.method.decay", "1e-3") == 0
+    assert main(["study", "fig3", "--out", str(tmp_path), "--table"]) == 0
+    assert main(["study", "fig3", "--out", str(tmp_path), "--table", "--sparsity.method.decay", "1e-3"]) == 2
 
 
 def test_a_terminal_has_room_for_the_table(tmp_path, monkeypatch, capsys):

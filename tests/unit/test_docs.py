@@ -13,6 +13,7 @@ import nofm
 from nofm.cli.main import main
 from nofm.cli.options import parse
 from nofm.cli.study import _wishes
+from nofm.cli.without_effect import check_sparsity
 from nofm.errors import NofmError
 from nofm.recipes import RECIPES, find
 from nofm.recipes.studies import find_studies
@@ -43,8 +44,8 @@ def misread(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         elif name == "study" and "--on" in rest:
             count = next(i for i, word in enumerate(rest) if word.startswith("-"))
             wishes, options = _wishes(rest[count:])
-            base, *_ = parse(wishes.on, find(wishes.on), options)
-            find_studies(rest[:count], base)
+            base, _, typed = parse(wishes.on, find(wishes.on), options)
+            check_sparsity(list(find_studies(rest[:count], base)), base, find(wishes.on), typed)
         elif main([name, "--help"]) != 0:
             return f"no command {name}"
     except NofmError as error:

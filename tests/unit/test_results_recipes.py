@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ import pytest
 from nofm.cli.campaign import facts_of, planned
 from nofm.cli.options import parse
 from nofm.cli.study import _wishes
+from nofm.cli.without_effect import check_sparsity
 from nofm.engine.resolve import digest, to_dict
 from nofm.recipes import find
 from nofm.recipes.studies import find_studies
@@ -100,13 +102,14 @@ def printed(page: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line.startswith("nofm study") and " --on " in line)
 
 
-Rows = list[dict[str, Any]]
+Facts = dict[str, Any]
 
 
-def rows_of(words: tuple[str, ...], study: str) -> Rows:
-    """The rows of a study by the options of a command, which may be another's."""
+def facts_by(words: tuple[str, ...], study: str) -> Facts:
+    """What a study is by the options of a command, which may be another's, as study.json has it."""
     _, wishes, base, _ = resolved(words)
-    return facts_of(study, find_studies([study], base)[study], base, wishes.on)["rows"]
+    facts: Facts = json.loads(json.dumps(facts_of(study, find_studies([study], base)[study], base, wishes.on)))
+    return facts
 
 
 @cache
@@ -126,14 +129,9 @@ def resolved(words: tuple[str, ...]) -> tuple[tuple[str, ...], Any, Any, int]:
     return words[:count], wishes, dataclasses.replace(base, out=None), options.seeds
 
 
-def committed(folder: str) -> Rows:
-    rows: Rows = json.loads((RESULTS / folder / "study.json").read_text())["rows"]
-    return rows
-
-
-def what_counts(rows: Rows) -> Rows:
-    """Of rows, what says which runs are theirs: not what the paper has for them."""
-    return [{key: value for key, value in row.items() if key != "paper"} for row in rows]
+def committed(folder: str) -> Facts:
+    facts: Facts = json.loads((RESULTS / folder / "study.json").read_text())
+    return facts
 
 
 def lines(folder: str) -> list[dict[str, str]]:
@@ -157,13 +155,16 @@ def test_what_is_told_in_words_is_on_its_page():
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_commands_come_to_the_committed_configurations(folder):
+    """And to what else stands there of the study: claims, notes, and what the paper has for each row."""
     for each in FOLDERS[folder]:
-        assert what_counts(rows_of(each.words(), folder.partition("/")[2])) == what_counts(committed(folder)), each
+        made = facts_by(each.words(), folder.partition("/")[2])
+        assert made["rows"] == committed(folder)["rows"], each
+        assert made == committed(folder), each
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_committed_run_is_one_that_a_command_makes(folder):
-    configs = {row["label"]: row["config"] for row in committed(folder)}
+    configs = {row["label"]: row["config"] for row in committed(folder)["rows"]}
     beside = [made_by for other, made_by in FOLDERS.items() if other.partition("/")[0] == folder.partition("/")[0]]
     made = set().union(*(trained(each.words()) for made_by in beside for each in made_by))
     for line in lines(folder):
@@ -171,9 +172,28 @@ def test_every_committed_run_is_one_that_a_command_makes(folder):
         assert (line["config"], int(line["seed"])) in made, f"no command makes {line['label']}, seed {line['seed']}"
 
 
+@pytest.mark.parametrize("page", sorted({each.page for made_by in FOLDERS.values() for each in made_by}))
+def test_no_command_has_a_sparsity_option_that_does_nothing(page):
+    for line in printed(page):
+        words = tuple(shlex.split(line, comments=True)[2:])
+        names, wishes, base, _ = resolved(words)
+        _, rest = _wishes(list(words[len(names) :]))
+        check_sparsity(names, base, find(wishes.on), parse(wishes.on, find(wishes.on), rest)[2])
+
+
+def test_the_overview_counts_the_rows_that_were_not_run():
+    said = re.search(
+        r"of the (\d+) rows of `beyond` more than one seed of (\d+), and (\d+) not at all", (RESULTS / "README.md").read_text()
+    )
+    assert said is not None
+    runs = Counter(line["label"] for line in lines("cifar10-resnet20/beyond"))
+    rows = [runs[row["label"]] for row in committed("cifar10-resnet20/beyond")["rows"]]
+    assert tuple(map(int, said.groups())) == (len(rows), rows.count(1), rows.count(0))
+
+
 @pytest.mark.parametrize("begins", OVERVIEW)
 def test_the_overview_has_the_same_commands(begins):
     [line] = re.findall(rf"`({re.escape(begins)} [^`]*)`", (RESULTS / "README.md").read_text())
     words = tuple(shlex.split(line)[2:])
     for folder in (folder for folder in FOLDERS if folder.startswith(f"{OVERVIEW[begins]}/")):
-        assert what_counts(rows_of(words, folder.partition("/")[2])) == what_counts(committed(folder)), folder
+        assert facts_by(words, folder.partition("/")[2])["rows"] == committed(folder)["rows"], folder

@@ -135,6 +135,16 @@ ONE_STEP = {
         {"a": {0, 3, 5, 6, 1}, "b": {0, 3, 5}},
         {"a": [2.5, -1.5, 0.0, -2.5, *ZEROS[4:]], "b": [3.5, 0.0, 0.0, 3.5, *ZEROS[4:]]},
     ),
+    # The same half way: both drop one, and of the two a grows 1.5 and b 0.5, the half that is left for the first.
+    # a: of the equal -1.5 and 1.5 the second goes; grow 5 and 6. b: 0.5 goes.
+    "snfs, half way: one instead of two": (
+        nofm.SNFS(sparsity=0.5, every=1, smoothing=0.5, end_at=2),
+        {"a": [4.0, -3.0, 3.0, -1.0, *ZEROS[4:]], "b": [4.0, 1.0, -2.0, 3.0, *ZEROS[4:]]},
+        {"a": FOUR, "b": FOUR},
+        ({"a": [3.0, -3.0, 3.0, 3.0, 1.0, 5.0, -4.0, 2.0], "b": [1.0, 1.0, -1.0, -1.0, 2.0, 6.0, 3.0, 0.0]}, 0.5),
+        {"a": {0, 1, 3, 5, 6}, "b": {0, 2, 3}},
+        {"a": [2.5, -1.5, 0.0, -2.5, *ZEROS[4:]], "b": [3.5, 0.0, -1.5, 3.5, *ZEROS[4:]]},
+    ),
     # Three fall below 1; four and one survive, so a grows 2.4 and b 0.6 of the three: 2 and 1.
     "dsr": (
         dsr(),
@@ -190,7 +200,14 @@ def test_one_step(method, weights, alive, moved, alive_after, after):
     assert state_of(model) == (alive_after, after)
 
 
-@pytest.mark.parametrize("method", [rigl(end_at=2), nofm.SET(sparsity=0.5, allocation="uniform", every=1, end_at=2)], ids=["rigl", "set"])
+ENDING = {
+    "rigl": rigl(end_at=2),
+    "set": nofm.SET(sparsity=0.5, allocation="uniform", every=1, end_at=2),
+    "snfs": nofm.SNFS(sparsity=0.5, every=1, end_at=2),
+}
+
+
+@pytest.mark.parametrize("method", ENDING.values(), ids=ENDING)
 def test_from_its_end_on_connections_stay(method):
     model, optimizer, _ = pencil(method, RIGL_W, {"a": FOUR, "b": FOUR}, 0.5)
     step_with(model, optimizer, RIGL_G)

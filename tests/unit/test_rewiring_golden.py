@@ -19,6 +19,7 @@ METHODS: dict[str, nofm.Method] = {
     "rigl, erk": nofm.RigL(every=10, end_at=40),
     "rigl, uniform": nofm.RigL(allocation="uniform", every=10, end_at=40),
     "snfs": nofm.SNFS(every=10),
+    "snfs, cosine": nofm.SNFS(every=10, end_at=40),
     "dsr": nofm.DSR(every=10),
     "deepr": nofm.DeepRewiring(l1=1e-3, temperature=1e-6),
 }

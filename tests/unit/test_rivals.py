@@ -13,6 +13,7 @@ from nofm.engine.build import make_method
 from nofm.engine.config import RunConfig
 from nofm.engine.resolve import digest, to_dict
 from nofm.engine.schedule import Lengths
+from nofm.engine.validate import check
 from nofm.recipes import find
 from nofm.recipes.studies import STUDIES
 
@@ -62,6 +63,50 @@ def test_rewirings_go_by_epochs(name, label, in_an_epoch, until):
     steps, total = rewirings(name, label)
     assert len(steps) == pytest.approx(until * total / STEPS_OF_AN_EPOCH[name] * in_an_epoch, abs=1.5)
     assert until * total - STEPS_OF_AN_EPOCH[name] <= steps[-1] < until * total
+
+
+SHORT = {
+    "ten steps": ("digits", {"steps": 10}, 4),
+    "a hundred steps": ("digits", {"steps": 100}, 9),
+    "as the recipe": ("digits", {"steps": 400}, 12),
+    "ten steps of an epoch": ("cifar10/resnet20", {"epochs": 0.1}, 4),
+    "half an epoch": ("cifar10/resnet20", {"epochs": 0.5}, 8),
+    "five epochs": ("cifar10/resnet20", {"epochs": 5}, 10),
+}
+
+
+@pytest.mark.parametrize(("name", "length", "least"), SHORT.values(), ids=SHORT)
+def test_in_a_short_run_rivals_still_rewire_and_prune_many_times(name, length, least):
+    """RigL and GMP some thirty times, where there are as many steps; else a row would be another method, or be refused with the advice to
+    give a smaller `every`, which the rows of a study set themselves."""
+    base, unit = shortened(find(name), **length), next(iter(length))
+    for label, config in configs("table3", base).items():
+        if config.sparsity.method.kind not in ("rigl", "gmp", "set", "snfs", "dsr"):
+            continue
+        check(config)
+        lengths = Lengths(config, STEPS_OF_AN_EPOCH[name])
+        method = make_method(config, lengths)
+        happens = method._prunes if config.sparsity.method.kind == "gmp" else method.rewires
+        times = sum(map(happens, range(1, lengths.total + 1)))
+        many = config.sparsity.method.kind in ("rigl", "gmp") and lengths.total > 45
+        assert times >= (28 if many else least), label
+        assert unit == "epochs" or config.sparsity.method.every == int(config.sparsity.method.every)
+
+
+def shortened(base: RunConfig, **length: float) -> RunConfig:
+    engine = dataclasses.replace(base.engine, **{"epochs": None, "steps": None, **length})
+    warmup = dataclasses.replace(base.schedule, warmup=next(iter(length.values())) / 10)
+    # Its folder is looked for by `check`.
+    root = None if base.data.name == "digits" else str(RESULTS)
+    return dataclasses.replace(base, engine=engine, schedule=warmup, data=dataclasses.replace(base.data, root=root))
+
+
+@pytest.mark.parametrize("name", ["cifar10/resnet20", "cifar10/resnet18", "imagenet/resnet50"])
+def test_in_a_run_of_the_usual_length_they_do_so_every_hundred_steps(name):
+    for label, config in configs("table3", find(name)).items():
+        if config.sparsity.method.kind in ("rigl", "gmp"):
+            assert config.sparsity.method.every is None, label
+            assert make_method(config).every == 100
 
 
 @pytest.mark.parametrize(("name", "least"), [("cifar10/resnet20", 0.8), ("cifar10/resnet18", 0.3)])

@@ -213,6 +213,13 @@ def test_runs_that_came_to_no_number_are_left_out(rows, run):
     assert lines_of(lost) == lines_of(rows)
 
 
+def test_rows_that_have_lost_all_weights_are_left_out(rows, run, tmp_path):
+    """A logarithmic axis has no place for 0."""
+    empty = {**rows, "STR, exponent 36": [run(0.0, 0.1)]}
+    assert lines_of(empty) == lines_of(rows)
+    assert draw_kept("t", MEASURE, empty, tmp_path / "kept.png")
+
+
 def test_markers_make_way_to_where_no_other_share_is_near():
     """Six rows of one height at 20 %, and 25 % three places beside them: none may come to stand there, as if it kept as many."""
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..engine.resolve import digest, telling_differences, to_dict
+from ..engine.validate import check
+from ..errors import NofmError
 from ..recipes import find
 from ..recipes.study import Row, Study, run_name
 from ..report.files import write_whole
@@ -72,7 +74,7 @@ def _check_same(run: Path, config: RunConfig) -> None:
 
 
 class _LastWords:
-    """One line on standard output when a run ends."""
+    """One line on standard output when a run ends, well or not."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -81,8 +83,11 @@ class _LastWords:
         if event["event"] == "end":
             numbers = ", ".join(f"{name} {value:.4g}" for name, value in event["metrics"].items())
             print(f"{self._run}: {numbers} ({event['seconds']:.0f} s)", flush=True)
-        elif event["event"] == "error":
-            print(f"{self._run}: {event['message']}", flush=True)
+
+    def failed(self, error: NofmError) -> None:
+        """Not by its events: a run that cannot be begun has none."""
+        first, _, _ = str(error).partition("\n")
+        print(f"{self._run}: failed: {first}", flush=True)
 
     def close(self) -> None:
         pass
@@ -126,24 +131,49 @@ def train_rows(
     Raises `Stopped` when asked to stop."""
     from ..engine.apart import train_apart
     from ..engine.train import Job, train_together
-    from ..engine.validate import check
 
     pairs = [(name, seed) for name in rows for seed in seeds] if by_row else [(name, seed) for seed in seeds for name in rows]
     pairs = [(name, seed) for name, seed in pairs if (digest(to_dict(rows[name].config)), seed) not in known]
     left = [(name, seed) for name, seed in pairs if not finished(out / "runs" / name / f"seed-{seed}")]
+    _check_rows([rows[name] for name in dict(left)])
     jobs = []
     for number, (name, seed) in enumerate(left, start=1):
         row, run = rows[name], out / "runs" / name / f"seed-{seed}"
-        check(row.config)
-        sink = _LastWords(f"[{number}/{len(left)}] {row.label}, seed {seed}")
-        jobs.append(Job(dataclasses.replace(row.config, seed=seed), run, on, typed, resume=True, sinks=[sink]))
+        words = _LastWords(f"[{number}/{len(left)}] {row.label}, seed {seed}")
+        jobs.append(Job(dataclasses.replace(row.config, seed=seed), run, on, typed, resume=True, sinks=[words], failed=words.failed))
     print(f"{len(rows) * len(seeds) - len(jobs)} runs are finished, {len(jobs)} to go", flush=True)
     if processes > 1:
         results = train_apart(jobs, processes=processes, lanes=lanes, stop=stop)
     else:
         results = train_together(jobs, lanes=lanes, stop=stop)
-    errors = [(job.out, result) for job, result in zip(jobs, results, strict=True) if not isinstance(result, dict)]
-    return f"{len(errors)} of {len(jobs)} runs failed; the first is {errors[0][0]}: {errors[0][1]}" if errors else None
+    failed: dict[str, list[Path]] = {}
+    for job, result in zip(jobs, results, strict=True):
+        if not isinstance(result, dict):
+            failed.setdefault(str(result), []).append(job.out)
+    return _trouble(failed, rows, len(jobs)) if failed else None
+
+
+def _check_rows(rows: Sequence[Row]) -> None:
+    """Raise for rows that cannot be run, with what is wrong with which; what is wrong with all is of the options that they share."""
+    refused: dict[str, list[str]] = {}
+    for row in rows:
+        try:
+            check(row.config)
+        except ConfigError as error:
+            refused.setdefault(str(error), []).append(repr(row.label))
+    if refused:
+        raise ConfigError(
+            "\n".join(error if len(labels) == len(rows) else f"{', '.join(labels)}: {error}" for error, labels in refused.items())
+        )
+
+
+def _trouble(failed: Mapping[str, Sequence[Path]], rows: Mapping[str, Row], count: int) -> str:
+    """Every error, which rows have it, and where to look; by what it says, the folders of the runs that it has ended."""
+    said = [f"{sum(map(len, failed.values()))} of {count} runs failed:"]
+    for error, runs in failed.items():
+        labels = dict.fromkeys(repr(rows[run.parent.name].label) for run in runs)
+        said.append(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} ({', '.join(labels)}), such as {runs[0]}: {error}")
+    return "\n".join(said)
 
 
 def facts_of(name: str, study: Study, base: RunConfig, on: str) -> dict[str, Any]:

@@ -23,7 +23,9 @@ from ..recipes.studies import STUDIES, check_names, find_studies
 from .campaign import check_runs, check_tables, facts_of, limited, note, planned, train_rows
 from .earlier import completed
 from .markdown import laid_out
+from .options import pairs_of, parse
 from .pages import fitted
+from .without_effect import check_sparsity
 from .words import taken
 
 __all__ = ["command"]
@@ -51,7 +53,8 @@ options:
   --table            Train nothing; write the tables from the runs that are there: nofm study NAME... --out DIR --table
   --into DIR         Where tables go, in folders of their names. Runs that a runs.csv there has a line of count as finished, and their
                      lines stay. (default: --out)
-  --group.key VALUE  What to change in the recipe, for all rows alike.
+  --group.key VALUE  What to change in the recipe, for all rows alike. Sparsity options are those that some row takes from the recipe, such
+                     as sparsity.pattern, sparsity.skip or sparsity.method.decay; others are refused.
 studies:
 {studies}
 recipes to train on:
@@ -87,25 +90,27 @@ def command(args: list[str]) -> int:
     count = next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))
     names = args[:count]
     check_names(names)
-    args = [*names, *completed(names, args[count:])]
+    typed, args = args, [*names, *completed(names, args[count:])]
+    of_before = {key for key, _ in pairs_of(args[len(typed) :])}  # by a command that may have been about other studies, too
     if "--table" in args:
         _check_runs_are_there(names, args[count:])
     wishes, rest = _wishes(args[count:])
 
     from ..engine.signals import Stopped, StopRequest, listening
     from ..report.study import known_runs
-    from .options import parse
 
     # Tables alone have nothing to bring to a good end: Ctrl-C ends them as it does other commands.
     heard = contextlib.nullcontext(StopRequest()) if wishes.only_table else listening()
     with heard as stop, limited(stop, wishes.minutes) as over:
-        base, options, _ = parse(wishes.on, find(wishes.on), rest)
+        recipe = find(wishes.on)
+        base, options, origins = parse(wishes.on, recipe, rest)
         if options.seeds < 1:
             raise ConfigError(f"--seeds {options.seeds}: must be 1 or more")
         if base.out is None:
             raise ConfigError("study: say where its runs go: --out DIR")
         out, base = Path(base.out), dataclasses.replace(base, out=None)
         studies = find_studies(names, base)
+        check_sparsity(list(studies), base, recipe, {key: where for key, where in origins.items() if key not in of_before})
         rows = planned(studies, base, wishes.rows, wishes.without)
         facts = {name: facts_of(name, study, base, wishes.on) for name, study in studies.items()}
         check_runs(out, studies, base)
@@ -113,7 +118,6 @@ def command(args: list[str]) -> int:
         trouble = None
         if not wishes.only_table:
             seeds = range(base.seed, base.seed + options.seeds)
-            typed = ["nofm", "study", *args]
             how: dict[str, Any] = {
                 "by_row": wishes.by_row,
                 "lanes": wishes.lanes,
@@ -121,7 +125,7 @@ def command(args: list[str]) -> int:
                 "known": known_runs(wishes.into or out),
             }
             try:
-                trouble = train_rows(out, wishes.on, typed, rows, seeds, stop=stop, **how)
+                trouble = train_rows(out, wishes.on, ["nofm", "study", *args], rows, seeds, stop=stop, **how)
             except Stopped as stopped:
                 if not over.is_set():
                     stopped.go_on = "the same command"

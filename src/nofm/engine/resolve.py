@@ -37,6 +37,7 @@ __all__ = [
     "near_path",
     "read_toml",
     "says",
+    "takes_numbers",
     "telling",
     "telling_differences",
     "to_dict",

@@ -7,7 +7,7 @@ import json
 import time
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,8 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run that `train_together` is to make; fields as the arguments of `train`."""
+    """A run that `train_together` is to make; fields as the arguments of `train`. `failed` is told at once of the error that ends it, which
+    else is known when all runs have ended."""
 
     config: RunConfig
     out: Path
@@ -86,6 +87,7 @@ class Job:
     allow_change: bool = False
     sinks: Sequence[Sink] = ()
     disk: Disk | None = None
+    failed: Callable[[NofmError], None] | None = None
 
 
 def train_together(jobs: Sequence[Job], *, lanes: int = 4, stop: StopRequest | None = None) -> list[dict[str, float] | NofmError]:
@@ -121,6 +123,8 @@ def train_taken(jobs: Sequence[Job], numbers: Iterable[int], *, lanes: int, stop
             stopped = asked
         except NofmError as error:
             results[number] = error
+            if (tell := jobs[number].failed) is not None:
+                tell(error)
     if stopped is not None:
         raise stopped
     return results

@@ -93,9 +93,13 @@ def in_paper(base: RunConfig, numbers: Mapping[str, _Numbers]) -> tuple[str, _Nu
 
 
 def nm(base: RunConfig, pattern: str, kind: str = "srste", **options: Any) -> RunConfig:
-    """`base` with an N:M pattern and a method. SR-STE keeps the base's decay and where it is added where nothing is said."""
+    """`base` with an N:M pattern and a method. SR-STE keeps the base's decay and where it is added where nothing is said, and of a search
+    what it goes by."""
     if kind == "srste":
-        options = {"decay": base.sparsity.method.decay, "placement": base.sparsity.method.placement, **options}
+        own = base.sparsity.method
+        options = {"decay": own.decay, "placement": own.placement, **options}
+        if options["decay"] == "auto":
+            options = {"target": own.target, "probe": own.probe, **options}
     mixed: dict[str, Any] = {"rules": (), "budget": None, "allocation": None, "candidates": ()}  # none of these beside a pattern
     sparsity = dataclasses.replace(base.sparsity, pattern=pattern, method=MethodConfig(kind=kind, **options), **mixed)
     return dataclasses.replace(base, sparsity=sparsity)

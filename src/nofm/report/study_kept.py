@@ -40,14 +40,15 @@ class Point:
 
 
 def lines_of(rows: Mapping[str, Sequence[Measured]]) -> dict[str, list[Point]]:
-    """By method, as far as the names of rows tell it: its rows from the sparsest on. Dense rows are not among them.
+    """By method, as far as the names of rows tell it: its rows from the sparsest on. Dense rows are not among them, nor those that have
+    lost all weights, as STR's may: shares are drawn on a logarithmic axis, which has no place for 0.
 
     Empty where there is nothing to compare: fewer than two methods that come at two sparsities.
     """
     lines: dict[str, list[Point]] = {}
     for label, runs in rows.items():
         kept, score = stat(run.kept for run in runs), stat(run.score for run in runs)
-        if kept is not None and score is not None and math.isfinite(score.mean) and kept.mean < 1 and (said := _SPARSITY.search(label)):
+        if kept is not None and score is not None and math.isfinite(score.mean) and 0 < kept.mean < 1 and (said := _SPARSITY.search(label)):
             lines.setdefault(_SPARSITY.sub("", label), []).append(Point(kept.mean, score, said[0].strip(" ,")))
     several = [line for line in lines.values() if len({round(point.kept, 3) for point in line}) > 1]
     return {name: sorted(line, key=lambda point: point.kept) for name, line in lines.items()} if len(several) > 1 else {}

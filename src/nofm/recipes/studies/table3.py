@@ -63,17 +63,38 @@ def _options(name: str, base: RunConfig) -> dict[str, Any]:
     epoch, as in their authors' code. DSR's rewires 369 times in 200 epochs of CIFAR-10, the first 25 five times and the last 50 less than
     once an epoch (every 0.2, 0.4, 0.8 and 1.6 epochs; the same on ImageNet), up to 0.95 of the run: on average, twice an epoch. Its
     threshold is doubled or halved once in a rewiring, so that a few rewirings would not bring it to where it prunes anything.
+
+    RigL rewires and GMP prunes every 100 steps, as in their papers. That is for runs of theirs: in one of 200 steps masks would be chosen
+    once, which is neither method, and in one of 100 never, which is refused. So in runs too short for thirty times they come sooner, and
+    those of SET, SNFS and DSR in runs too short for ten.
     """
     options: dict[str, Any] = {}
-    if name in ("GMP",):
-        options = {"begin_at": share(base, 0.1), "end_at": share(base, 0.75)}
+    if name == "GMP":
+        options = {"begin_at": share(base, 0.1), "end_at": share(base, 0.75), **_in_time(base, _hundred_steps(base), 0.65, 30)}
     elif name.startswith("RigL"):
         options = {"end_at": share(base, 0.75), "allocation": "erk" if "ERK" in name else "uniform"}
+        options |= _in_time(base, _hundred_steps(base), 0.75, 30)
     elif name in ("SET", "SNFS"):
-        options = {"every": _epochs(base, 1), "end_at": share(base, 0.75)}
+        options = {"every": _epochs(base, 1), "end_at": share(base, 0.75), **_in_time(base, _epochs(base, 1), 0.75, 10)}
     elif name == "DSR":
-        options = {"every": _epochs(base, 0.5), "end_at": share(base, 0.95)}
+        options = {"every": _epochs(base, 0.5), "end_at": share(base, 0.95), **_in_time(base, _epochs(base, 0.5), 0.95, 10)}
     return options
+
+
+def _in_time(base: RunConfig, usual: float, part: float, times: int) -> dict[str, float]:
+    """The option `every` by which something that usually happens so often happens this many times in a part of the run; nothing where it
+    does so anyway."""
+    sooner = share(base, 1) * part / times
+    if sooner >= usual:
+        return {}
+    if base.engine.epochs is None:
+        return {"every": max(1, int(sooner))}
+    return {"every": float(f"{max(sooner, 1 / _steps_of_an_epoch(base)):.3g}")}
+
+
+def _hundred_steps(base: RunConfig) -> float:
+    """In the run's own unit of epochs or steps."""
+    return 100 if base.engine.epochs is None else 100 / _steps_of_an_epoch(base)
 
 
 def _epochs(base: RunConfig, number: float) -> float:
