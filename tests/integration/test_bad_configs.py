@@ -124,10 +124,6 @@ TABLE = {
     "candidate misspelled": bad(
         "--sparsity.pattern none --sparsity.budget 0.1 --sparsity.candidates 1:8 dens", "'dens'", "did you mean 'dense'"
     ),
-    "sensitivity without resident data": bad(
-        "--sparsity.pattern none --sparsity.budget 0.1 --sparsity.allocation sensitivity --data.loader workers",
-        "needs data.loader resident",
-    ),
     "prune_at for srste": bad("--sparsity.method.prune_at 3", "--sparsity.method.prune_at 3", "has no effect on srste", "belongs to asp"),
     "prune_at after the end": bad(
         "--sparsity.method.kind asp --sparsity.method.decay None --sparsity.method.prune_at 900",

@@ -178,6 +178,19 @@ def test_a_regnet_on_images_as_imagenet_lays_them_out(tmp_path, imagenet):
     assert list(table(tmp_path / "s" / "regnet")) == ["RegNetX002 dense", "RegNetX002 SR-STE 2:4", "RegNetX002 STE 2:4"]
 
 
+def test_mixed_patterns_by_sensitivity_on_images_as_imagenet_lays_them_out(tmp_path, imagenet):
+    """Whose recipes all read images in loader processes."""
+    rows = [f"{pattern}, mixed by {way}" for pattern in ("1:16", "1:4") for way in ("magnitude", "sensitivity")]
+    command = ["study", "beyond", "--on", "imagenet/resnet18", "--out", str(tmp_path / "s"), "--rows", "|".join(rows), *imagenet]
+    assert main(command) == 0
+    found = table(tmp_path / "s" / "beyond")
+    assert list(found) == rows
+    first = 9_408 / 11_166_912  # of the weights are the first convolution's, which no pattern divides
+    for row, share in zip(rows, (1 / 16, 1 / 16, 1 / 4, 1 / 4), strict=True):
+        assert 0.95 * share < float(found[row]["kept"]) - first <= share, row
+    assert len({found[row]["macs"] for row in rows}) == 4, "each allocation is another one"
+
+
 @pytest.fixture
 def cifar(tmp_path) -> list[str]:
     """Records as CIFAR-10's binary files have them, and two steps in which to look at them."""

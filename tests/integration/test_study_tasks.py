@@ -64,8 +64,8 @@ def test_everything_beyond_plain_srste_trains(tmp_path):
     command = ["study", "beyond", "--on", "digits", "--out", str(tmp_path), "--rows", "*1:16*", "--engine.ema", "0.9", *options]
     assert main(command) == 0
     rows = {row["row"]: row for row in csv.DictReader((tmp_path / "beyond" / "table.csv").open())}
-    assert len(rows) == 16
+    assert len(rows) == 18
     for label, row in rows.items():
         assert float(row["kept"]) == 1 / 16, label
         assert row["metric"] == "ema_accuracy"
-        assert ("ERK" in label) == (float(row["macs"]) > 2 * float(rows["SR-STE 1:16"]["macs"]))
+        assert ("mixed" in label) == (float(row["macs"]) > 2 * float(rows["SR-STE 1:16"]["macs"]))

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -178,6 +179,16 @@ def test_no_command_has_a_sparsity_option_that_does_nothing(page):
         names, wishes, base, _ = resolved(words)
         _, rest = _wishes(list(words[len(names) :]))
         check_sparsity(names, base, find(wishes.on), parse(wishes.on, find(wishes.on), rest)[2])
+
+
+def test_the_overview_counts_the_rows_that_were_not_run():
+    said = re.search(
+        r"of the (\d+) rows of `beyond` more than one seed of (\d+), and (\d+) not at all", (RESULTS / "README.md").read_text()
+    )
+    assert said is not None
+    runs = Counter(line["label"] for line in lines("cifar10-resnet20/beyond"))
+    rows = [runs[row["label"]] for row in committed("cifar10-resnet20/beyond")["rows"]]
+    assert tuple(map(int, said.groups())) == (len(rows), rows.count(1), rows.count(0))
 
 
 @pytest.mark.parametrize("begins", OVERVIEW)

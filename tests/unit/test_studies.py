@@ -120,6 +120,25 @@ def test_the_papers_rivals_and_regnets_are_of_imagenet(study):
     assert {STUDIES[study](find(f"imagenet/{name}")).paper_of for name in ("resnet18", "resnet50")} == {networks[study]}
 
 
+def test_how_far_allocations_are_from_erk():
+    """What the docstring of `beyond` says of the starting weights of ResNet-20."""
+    import torch
+
+    from nofm.tasks.models import build_model
+
+    def patterns_beside_erk(budget: float) -> set[int]:
+        found = set()
+        for seed in range(4):
+            torch.manual_seed(seed)
+            model = build_model("cifar/resnet20", 10, 3)
+            erk, other = (nofm.allocate_patterns(model, budget, by=by) for by in ("erk", "magnitude"))
+            assert len(erk) == 18
+            found.add(sum(erk[name] != other[name] for name in erk))
+        return found
+
+    assert (patterns_beside_erk(1 / 16), patterns_beside_erk(1 / 4)) == ({2}, {5, 9})
+
+
 def table3(images: str, name: str = "cifar10/resnet20") -> dict[str, RunConfig]:
     config = base(name, images)
     return {row.label: row.config for row in STUDIES["table3"](config).rows}

@@ -234,7 +234,7 @@ class SparsityConfig:
     differ by layer."""
     allocation: Literal["uniform", "erk", "magnitude", "sensitivity"] | None = None
     """with budget: how layers share it, see nofm.allocate_patterns; erk where nothing is said. magnitude: of the starting weights.
-    sensitivity: their (gradient x weight)^2 on the first batch (data.loader resident)."""
+    sensitivity: their (gradient x weight)^2 on the first batch."""
     candidates: tuple[str, ...] = ()
     """with budget: the patterns to choose from, dense among them; 1:64 1:32 1:16 1:8 1:4 2:4 dense where nothing is said."""
     method: MethodConfig = field(default_factory=MethodConfig)

@@ -130,8 +130,6 @@ def _budget(c: RunConfig) -> Complaints:
     yield from number("sparsity.budget", s.budget, 0, 1, open_low=True, open_high=False)
     if s.pattern is not None or s.rules:
         yield "sparsity.budget", "is given beside sparsity.pattern or sparsity.rules; set sparsity.pattern to none and give no rules"
-    if s.allocation == "sensitivity" and c.data.loader != "resident":
-        yield "sparsity.allocation", "needs data.loader resident, whose first batch it looks at"
     for candidate in s.candidates:
         if candidate != "dense":
             try:
