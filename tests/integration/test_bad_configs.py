@@ -68,7 +68,12 @@ TABLE = {
     "preset misspelled": bad("--sparsity.preset papr", "--sparsity.preset papr", "default, paper, asp, all", "did you mean 'paper'"),
     "axis misspelled": bad("--sparsity.axis inputs", "--sparsity.axis inputs", "input, flat", "did you mean 'input'"),
     # rules
-    "rules beside a pattern": bad("--sparsity.rules *=2:4", "--sparsity.rules", "beside sparsity.pattern"),
+    "rules beside a pattern": bad(
+        "--sparsity.pattern 2:4 --sparsity.rules conv2=1:4", "--sparsity.rules", "beside sparsity.pattern", "add a rule *=N:M"
+    ),
+    "rules beside a pattern in a file": bad(
+        "--sparsity.rules *=2:4", "--sparsity.rules", "beside sparsity.pattern; leave that out", toml='sparsity.pattern = "2:4"'
+    ),
     "rule without a pattern": bad("--sparsity.pattern None --sparsity.rules conv2", "'conv2' is no rule", "GLOB=N:M"),
     "rule with a bad pattern": bad("--sparsity.pattern None --sparsity.rules conv2=4:2", "conv2=4:2", 'did you mean "2:4"'),
     "rule with dense misspelled": bad("--sparsity.pattern None --sparsity.rules *=2:4 conv2=dens", "conv2=dens", "did you mean 'dense'"),
@@ -112,7 +117,13 @@ TABLE = {
     "ramp in the released code": bad(
         "--sparsity.method.ramp_at 4 --sparsity.method.begin_at 40 --sparsity.method.placement backward", "ramp_at 4", "placement gradient"
     ),
-    "budget beside a pattern": bad("--sparsity.budget 0.1", "--sparsity.budget 0.1", "set sparsity.pattern to none"),
+    "budget beside a pattern": bad(
+        "--sparsity.budget 0.1 --sparsity.pattern 1:16", "--sparsity.budget 0.1", "beside sparsity.pattern", "leave these out"
+    ),
+    "budget beside rules": bad(
+        "--sparsity.budget 0.1 --sparsity.rules *=2:4", "--sparsity.budget 0.1", "or sparsity.rules; leave these out"
+    ),
+    "budget of nothing": bad("--sparsity.budget 0", "--sparsity.budget 0.0: must be 0 < budget <= 1"),
     "budget above one": bad("--sparsity.pattern none --sparsity.budget 1.5", "--sparsity.budget 1.5", "0 < budget <= 1"),
     "budget that cannot be met": bad(
         "--sparsity.pattern none --sparsity.budget 0.001", "sparsity.budget = 0.001", "cannot be met", "0.0625"

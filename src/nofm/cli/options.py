@@ -14,13 +14,13 @@ from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..engine.counting import recount
-from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
+from ..engine.resolve import Origins, choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
 from .pages import fitted, fitting
 from .words import fit, say
 
-__all__ = ["Options", "pairs_of", "parse", "positive"]
+__all__ = ["Options", "pairs_of", "parse", "positive", "without_a_pattern_of_before"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,20 @@ def _forget_what_belonged_to_another_kind(values: dict[str, Any], base: dict[str
         for name in dict.fromkeys(option for options in owned.values() for option in options):
             if name not in shared and f"{group}.{name}" not in origins:
                 now[name] = usual[name]
+
+
+def without_a_pattern_of_before(config: RunConfig, origins: Origins, *, begun: bool = False) -> tuple[RunConfig, str]:
+    """Rules or a budget stand instead of a pattern: where they are given, and a pattern is not, that of the recipe (`begun`: of the run)
+    goes, with a line that says so. Not in `parse`, since the rows of a study have patterns of their own, which may be the base's."""
+    s = config.sparsity
+    given = [
+        key for key, value in (("sparsity.rules", s.rules or None), ("sparsity.budget", s.budget)) if key in origins and value is not None
+    ]
+    if s.pattern is None or not given or "sparsity.pattern" in origins:
+        return config, ""
+    left = "; layers that no rule matches stay dense" if s.rules and not any(rule.startswith("*=") for rule in s.rules) else ""
+    said = f"{' and '.join(given)} instead of the {'run' if begun else 'recipe'}'s sparsity.pattern {s.pattern}{left}"
+    return dataclasses.replace(config, sparsity=dataclasses.replace(s, pattern=None)), said
 
 
 def _read(recipe: str, config: RunConfig, args: list[str]) -> Options:

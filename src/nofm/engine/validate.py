@@ -95,7 +95,7 @@ def _sparsity(c: RunConfig) -> Complaints:
     if s.pattern is None and not s.rules and s.budget is None:
         yield "sparsity.pattern", 'must be N:M such as "2:4", or give sparsity.rules; a dense baseline is sparsity.method.kind dense'
     if s.pattern is not None and s.rules:
-        yield "sparsity.rules", "are given beside sparsity.pattern; set sparsity.pattern to none, or add a rule *=N:M and drop the pattern"
+        yield "sparsity.rules", "are given beside sparsity.pattern; leave that out, and add a rule *=N:M if other layers are to have it"
     if s.pattern is not None:
         try:
             Pattern(s.pattern)
@@ -129,7 +129,7 @@ def _budget(c: RunConfig) -> Complaints:
         return
     yield from number("sparsity.budget", s.budget, 0, 1, open_low=True, open_high=False)
     if s.pattern is not None or s.rules:
-        yield "sparsity.budget", "is given beside sparsity.pattern or sparsity.rules; set sparsity.pattern to none and give no rules"
+        yield "sparsity.budget", "is given beside sparsity.pattern or sparsity.rules; leave these out"
     if s.allocation == "sensitivity" and c.data.loader != "resident":
         yield "sparsity.allocation", "needs data.loader resident, whose first batch it looks at"
     for candidate in s.candidates:
