@@ -192,7 +192,9 @@ TABLE = {
     "epochs and steps": bad("--engine.epochs 50 --engine.steps 100", "--engine.epochs 50", "both are set, and engine.steps is 100"),
     "neither epochs nor steps": bad("--engine.steps None", "engine.epochs", "neither is set"),
     "no steps": bad("--engine.steps 0", "--engine.steps 0", "steps >= 1"),
-    "half a step": bad("--engine.steps 1.5", "--engine.steps 1.5", "a whole number"),
+    "half a step": bad("--engine.steps 1.5", "--engine.steps 1.5: must be a whole number or none\n"),
+    "a thousand with an exponent": bad("--engine.steps 1e3", "--engine.steps 1e3", "did you mean '1000'?"),
+    "a thousand with a comma": bad("--engine.steps 1,000", "--engine.steps 1,000", "did you mean '1000'?"),
     "batch of nothing": bad("--engine.batch_size 0", "--engine.batch_size 0", "batch_size >= 1"),
     "batch that does not split": bad("--engine.accumulate 3", "engine.batch_size = 64", "divisible by engine.accumulate 3"),
     "accumulate nothing": bad("--engine.accumulate 0", "--engine.accumulate 0", "accumulate >= 1"),
@@ -228,7 +230,21 @@ TABLE = {
     "model that does not classify": bad(
         "--model.name torchvision/googlenet --model.width None --data.name cifar10 --data.root {tmp}", "does not give one score"
     ),
-    "width for torchvision": bad("--model.name torchvision/resnet18", "model.width = 16", "has no effect on torchvision/resnet18"),
+    "width for torchvision": bad(
+        "--model.name torchvision/resnet18",
+        "model.width = 16",
+        "has no effect on torchvision/resnet18",
+        "cifar/resnet18; the recipe sets it, so give --model.width none\n",
+    ),
+    "width for torchvision that was typed": bad(
+        "--model.name torchvision/resnet18 --model.width 16", "--model.width 16: has no effect on torchvision/resnet18", "cifar/resnet18\n"
+    ),
+    "workers of a recipe": bad(
+        "--data.name cifar10 --data.root {tmp} --data.size none --data.loader resident",
+        "engine.workers = 16",
+        "the recipe sets it, so give --engine.workers 0\n",
+        recipe="imagenet/resnet50",
+    ),
     "dropout of one": bad("--model.dropout 1", "--model.dropout 1", "0 <= dropout < 1"),
     "pretrained cnn": bad("--model.pretrained", "--model.pretrained true", "no published weights"),
     "data misspelled": bad("--data.name cifar-10", "--data.name cifar-10", "digits, fashion, cifar10, folder", "'cifar10'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,35 @@ def test_a_pattern_by_itself_is_told_its_option(command, run, capsys):
     assert "nofm: 1:16: a pattern is given by its option: --pattern 1:16\n" in capsys.readouterr().err
 
 
+WRONG = {
+    "cost --all": "--all: no such option of nofm cost; nofm cost --help lists them",
+    "cost cnn --inputs 3 8 8": "--inputs: no such option of nofm cost; did you mean '--input'?",
+    "check FILE --patern 2:4": "--patern: no such option of nofm check; did you mean '--pattern'?",
+    "cost cnn -p": "-p: no such option of nofm cost; nofm cost --help lists them",
+    "bench cnn --no-batch": "--no-batch: no such option of nofm bench; did you mean '--batch'?",
+    "cost": "cost: MODEL is missing: nofm cost MODEL; nofm cost --help says what it is",
+    "cost cnn --pattern": "--pattern: needs a value: a text or none",
+    "cost cnn --pattern 2:4 --pattern=1:4": "--pattern: given 2 times; give it once",
+    "cost cnn --preset papr": "--preset papr: must be one of default, paper, asp, all; did you mean 'paper'?",
+    "cost cnn --input 3 x 4": "--input x: must be a list, each a whole number or none",
+    "bench cnn --batch 1e1": "--batch 1e1: must be a whole number; did you mean '10'?",
+    "cost cnn resnet": "resnet: is one too many: nofm cost MODEL; options look like --name value, see nofm cost --help",
+    "completion zshh": "zshh: must be one of bash, zsh, tcsh; did you mean 'zsh'?",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_no_command_has_is_told_in_one_line(line, capsys):
+    """As of `nofm train`, and not in a box."""
+    assert main(line.split()) == 2
+    assert capsys.readouterr() == ("", f"nofm: {WRONG[line]}\n")
+
+
+@pytest.mark.parametrize("line", ["cost --pattern=2:4 cnn --input 1 8 8", "cost cnn --preset all", "recipes", "completion", "recipes -h"])
+def test_what_a_command_has_is_taken_in_any_order(line):
+    assert main(line.split()) == 0
+
+
 # ---- check and analyse ----
 
 
@@ -107,6 +137,13 @@ def test_recipes_are_found_by_a_part_of_their_name(capsys):
     found = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert {"cifar10/resnet20", "imagenet/resnet50"} <= set(found)
     assert all("resnet" in name for name in found)
+
+
+def test_recipes_have_room_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["recipes"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_a_report_under_the_name_of_another_kind_of_file_is_refused(run, tmp_path, capsys):

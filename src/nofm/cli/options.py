@@ -20,7 +20,7 @@ from ..recipes import RECIPES, describe, find
 from .pages import fitted, fitting
 from .words import fit, say
 
-__all__ = ["Options", "pairs_of", "parse", "positive", "without_a_pattern_of_before"]
+__all__ = ["Options", "check_value", "pairs_of", "parse", "positive", "without_a_pattern_of_before"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,11 @@ def _look_at(key: str, texts: list[str]) -> None:
         inside = [k for k in _known() if k.startswith(f"{name}.")]
         hint = f"; it is a group: --{inside[0]}, ..." if inside else re.sub(r"'([\w.]+)'", r"'--\1'", near_key(name, _known()))
         raise ConfigError(f"--{key}: no such option{hint or '; nofm train RECIPE --help lists those of its task'}")
-    kind = _known()[name]
+    check_value(key, texts, _known()[name])
+
+
+def check_value(key: str, texts: list[str], kind: Any) -> None:
+    """Raise for texts behind the option `key` that cannot be a value of the type `kind`."""
     shown = " ".join(texts)
     if kind is bool:
         if texts and shown.lower() not in ("true", "false"):
@@ -167,7 +171,7 @@ def _look_at(key: str, texts: list[str]) -> None:
     for text in texts:
         if not _fits(text, kind):
             words = choices(kind)
-            raise ConfigError(f"--{key} {text}: must be {says(kind)}{near(text, words) if words else _near_number(text)}")
+            raise ConfigError(f"--{key} {text}: must be {says(kind)}{near(text, words) if words else _near_number(text, kind)}")
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -178,7 +182,7 @@ def _fits(text: str, kind: Any) -> bool:
     for member in _members(kind):
         if typing.get_origin(member) is tuple:
             member = typing.get_args(member)[0]
-        if member is str or (member is type(None) and text.lower() == "none"):
+        if member in (str, Path) or (member is type(None) and text.lower() == "none"):
             return True
         if typing.get_origin(member) is typing.Literal and text in map(str, typing.get_args(member)):
             return True
@@ -191,13 +195,17 @@ def _fits(text: str, kind: Any) -> bool:
     return False
 
 
-def _near_number(text: str) -> str:
-    swapped = text.replace(",", ".").replace("O", "0").replace("o", "0")
+def _near_number(text: str, kind: Any) -> str:
+    """What was meant by a text that is almost a number of this type: 0,1; where it is to be whole, 1,000 and 1e3."""
+    meant = re.sub(r",(?=\d{3}\b)", "", text) if int in _members(kind) else text
+    meant = meant.replace(",", ".").replace("O", "0").replace("o", "0")
     try:
-        float(swapped)
+        value = float(meant)
     except ValueError:
         return ""
-    return f"; did you mean {swapped!r}?"
+    if not _fits(meant, kind) and value.is_integer() and abs(value) < 1e15:
+        meant = f"{value:.0f}"
+    return f"; did you mean {meant!r}?" if _fits(meant, kind) else ""
 
 
 def _as_tyro(key: str, texts: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 
 from ..errors import PatternError, swings
@@ -56,7 +57,21 @@ def check(config: RunConfig, origins: Origins | None = None) -> None:
     # Where a run has two lengths, whatever else could be said of its other lengths would lead astray.
     found = list(_two_lengths(config)) or [problem for room in rooms for problem in room(config)]
     if found:
-        raise ConfigError("\n".join(explain(origins or {}, key, value_of(config, key), problem) for key, problem in found))
+        said = [(key, problem + _to_do_without(config, key, problem, origins)) for key, problem in found]
+        raise ConfigError("\n".join(explain(origins or {}, key, value_of(config, key), problem) for key, problem in said))
+
+
+def _to_do_without(config: RunConfig, key: str, problem: str, origins: Origins | None) -> str:
+    """What to give where an option has no effect that nobody has given: it is the recipe's, for the network or the data that it has."""
+    usual = value_of(RunConfig(), key)
+    if origins is None or key in origins or not re.search("ha(s|ve) no effect", problem) or value_of(config, key) == usual:
+        return ""
+    shown = (
+        str(usual).lower()
+        if usual is None or isinstance(usual, bool)
+        else " ".join(map(str, usual if isinstance(usual, tuple) else [usual]))
+    )
+    return f"; the recipe sets it, so give --{key} {shown}".rstrip()
 
 
 def _top(c: RunConfig) -> Complaints:
