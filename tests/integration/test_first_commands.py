@@ -109,15 +109,36 @@ def test_check_of_a_dense_run_does_not_ask_to_skip_what_should_be_sparse(dense_r
 
 def test_analyse_names_what_it_counts(run, dense_run, capsys):
     assert main(["analyse", str(run)]) == 0
-    head, columns, *rows = capsys.readouterr().out.splitlines()
+    head, columns, *rows, beside = capsys.readouterr().out.splitlines()
     assert head == "SAD between step 0 and step 4: weights that changed between kept and pruned"
     assert re.split(r"  +", columns) == ["layer", "weights changed", "of its weights"]
     assert [row.split()[0] for row in rows] == ["conv2", "conv3", "all"]
     counts = [int(row.split()[-2]) for row in rows]
     assert counts[2] == counts[0] + counts[1] > 0
     assert rows[0].split()[-1] == f"{counts[0] / (16 * 16 * 9):.3%}"
+    assert beside == f"What changed and changed back counts 0; nofm report adds up all changes: {counts[2]:,}", "of one record"
     assert main(["analyse", str(dense_run)]) == 0
     assert capsys.readouterr().out.endswith("\nThis run is dense: the masks are those that pruning would give.\n")
+
+
+def test_analyse_has_the_number_of_the_report_beside_its_own(tmp_path, capsys):
+    """They differ where masks change and change back; of steps between records the report has none."""
+    run = tmp_path / "run"
+    words = ["--engine.steps", "12", "--engine.log_every", "2", "--engine.checkpoint_every", "6", "--out", str(run)]
+    assert main([*SHORT[:2], *SHORT[4:], *words]) == 0
+    assert main(["report", str(run)]) == 0
+    added = json.loads((run / "report.json").read_text())["runs"][0]["sad"]
+    capsys.readouterr()
+    beside = []
+    for steps in ([], ["--steps", "12", "6"], ["--steps", "0", "6"]):
+        assert main(["analyse", str(run), *steps]) == 0
+        *_, moved, said = capsys.readouterr().out.splitlines()
+        beside.append(int(said.rpartition(" ")[2].replace(",", "")))
+        assert int(moved.split()[-2].replace(",", "")) <= beside[-1]
+    assert beside[0] == added == beside[1] + beside[2]
+    (run / "events.jsonl").write_text("")
+    assert main(["analyse", str(run)]) == 0
+    assert capsys.readouterr().out.endswith("\nWhat changed and changed back counts 0; nofm report adds up all changes\n")
 
 
 @pytest.mark.parametrize(
