@@ -125,7 +125,9 @@ def densify_(model: nn.Module) -> nn.Module:
     swapped = [module for module in model.modules() if isinstance(module, SparseModule)]
     if not swapped:
         refuse_packed(model)
-        raise LayerError(f"this {type(model).__name__} has no sparse layer; sparsify_ comes first")
+        raise LayerError(
+            f"this {type(model).__name__} has no sparse layer; sparsify_ comes first. Or was it folded already? nofm.verify(model) tells"
+        )
     for module in swapped:
         restore_class_(module)
     bulk.take_off_(model)

@@ -68,7 +68,12 @@ TABLE = {
     "preset misspelled": bad("--sparsity.preset papr", "--sparsity.preset papr", "default, paper, asp, all", "did you mean 'paper'"),
     "axis misspelled": bad("--sparsity.axis inputs", "--sparsity.axis inputs", "input, flat", "did you mean 'input'"),
     # rules
-    "rules beside a pattern": bad("--sparsity.rules *=2:4", "--sparsity.rules", "beside sparsity.pattern"),
+    "rules beside a pattern": bad(
+        "--sparsity.pattern 2:4 --sparsity.rules conv2=1:4", "--sparsity.rules", "beside sparsity.pattern", "add a rule *=N:M"
+    ),
+    "rules beside a pattern in a file": bad(
+        "--sparsity.rules *=2:4", "--sparsity.rules", "beside sparsity.pattern; leave that out", toml='sparsity.pattern = "2:4"'
+    ),
     "rule without a pattern": bad("--sparsity.pattern None --sparsity.rules conv2", "'conv2' is no rule", "GLOB=N:M"),
     "rule with a bad pattern": bad("--sparsity.pattern None --sparsity.rules conv2=4:2", "conv2=4:2", 'did you mean "2:4"'),
     "rule with dense misspelled": bad("--sparsity.pattern None --sparsity.rules *=2:4 conv2=dens", "conv2=dens", "did you mean 'dense'"),
@@ -112,7 +117,13 @@ TABLE = {
     "ramp in the released code": bad(
         "--sparsity.method.ramp_at 4 --sparsity.method.begin_at 40 --sparsity.method.placement backward", "ramp_at 4", "placement gradient"
     ),
-    "budget beside a pattern": bad("--sparsity.budget 0.1", "--sparsity.budget 0.1", "set sparsity.pattern to none"),
+    "budget beside a pattern": bad(
+        "--sparsity.budget 0.1 --sparsity.pattern 1:16", "--sparsity.budget 0.1", "beside sparsity.pattern", "leave these out"
+    ),
+    "budget beside rules": bad(
+        "--sparsity.budget 0.1 --sparsity.rules *=2:4", "--sparsity.budget 0.1", "or sparsity.rules; leave these out"
+    ),
+    "budget of nothing": bad("--sparsity.budget 0", "--sparsity.budget 0.0: must be 0 < budget <= 1"),
     "budget above one": bad("--sparsity.pattern none --sparsity.budget 1.5", "--sparsity.budget 1.5", "0 < budget <= 1"),
     "budget that cannot be met": bad(
         "--sparsity.pattern none --sparsity.budget 0.001", "sparsity.budget = 0.001", "cannot be met", "0.0625"
@@ -177,7 +188,9 @@ TABLE = {
     "epochs and steps": bad("--engine.epochs 50 --engine.steps 100", "--engine.epochs 50", "both are set, and engine.steps is 100"),
     "neither epochs nor steps": bad("--engine.steps None", "engine.epochs", "neither is set"),
     "no steps": bad("--engine.steps 0", "--engine.steps 0", "steps >= 1"),
-    "half a step": bad("--engine.steps 1.5", "--engine.steps 1.5", "a whole number"),
+    "half a step": bad("--engine.steps 1.5", "--engine.steps 1.5: must be a whole number or none\n"),
+    "a thousand with an exponent": bad("--engine.steps 1e3", "--engine.steps 1e3", "did you mean '1000'?"),
+    "a thousand with a comma": bad("--engine.steps 1,000", "--engine.steps 1,000", "did you mean '1000'?"),
     "batch of nothing": bad("--engine.batch_size 0", "--engine.batch_size 0", "batch_size >= 1"),
     "batch that does not split": bad("--engine.accumulate 3", "engine.batch_size = 64", "divisible by engine.accumulate 3"),
     "accumulate nothing": bad("--engine.accumulate 0", "--engine.accumulate 0", "accumulate >= 1"),
@@ -213,7 +226,21 @@ TABLE = {
     "model that does not classify": bad(
         "--model.name torchvision/googlenet --model.width None --data.name cifar10 --data.root {tmp}", "does not give one score"
     ),
-    "width for torchvision": bad("--model.name torchvision/resnet18", "model.width = 16", "has no effect on torchvision/resnet18"),
+    "width for torchvision": bad(
+        "--model.name torchvision/resnet18",
+        "model.width = 16",
+        "has no effect on torchvision/resnet18",
+        "cifar/resnet18; the recipe sets it, so give --model.width none\n",
+    ),
+    "width for torchvision that was typed": bad(
+        "--model.name torchvision/resnet18 --model.width 16", "--model.width 16: has no effect on torchvision/resnet18", "cifar/resnet18\n"
+    ),
+    "workers of a recipe": bad(
+        "--data.name cifar10 --data.root {tmp} --data.size none --data.loader resident",
+        "engine.workers = 16",
+        "the recipe sets it, so give --engine.workers 0\n",
+        recipe="imagenet/resnet50",
+    ),
     "dropout of one": bad("--model.dropout 1", "--model.dropout 1", "0 <= dropout < 1"),
     "pretrained cnn": bad("--model.pretrained", "--model.pretrained true", "no published weights"),
     "data misspelled": bad("--data.name cifar-10", "--data.name cifar-10", "digits, fashion, cifar10, folder", "'cifar10'"),

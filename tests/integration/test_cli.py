@@ -422,9 +422,9 @@ def test_check_of_a_run_against_a_pattern_judges_the_layers_that_it_made_sparse(
     assert "not checked: stayed dense in this run, first convolution (preset default): conv1.weight" in said
     assert "not checked: stayed dense in this run, classifier (preset default): fc.weight" in said
     assert next(line.split()[2] for line in lines if line.startswith("conv2.weight")) == "1:16"
-    assert main(["check", str(run / "model.safetensors"), "--pattern", "1:16"]) == 1, "a file does not say which layers should be"
-    assert "If conv1.weight, fc.weight should be dense: --skip conv1.weight fc.weight" in capsys.readouterr().out
-    assert main(["check", str(run / "model.safetensors"), "--pattern", "1:16", "--skip", "conv1", "fc.weight"]) == 0
+    assert main(["check", str(run), "--pattern", "1:16", "--all"]) == 1, "the run left two layers dense"
+    assert f"nofm check {run} --pattern 1:16 --all --skip conv1.weight fc.weight" in capsys.readouterr().out
+    assert main(["check", str(run / "model.safetensors"), "--pattern", "1:16", "--all", "--skip", "conv1", "fc.weight"]) == 0
     assert "rule 'conv1' keeps it dense" in capsys.readouterr().out
     assert main(["check", str(run / "model.safetensors"), "--skip", "fc"]) == 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,35 @@ def test_a_pattern_by_itself_is_told_its_option(command, run, capsys):
     assert "nofm: 1:16: a pattern is given by its option: --pattern 1:16\n" in capsys.readouterr().err
 
 
+WRONG = {
+    "cost --all": "--all: no such option of nofm cost; nofm cost --help lists them",
+    "cost cnn --inputs 3 8 8": "--inputs: no such option of nofm cost; did you mean '--input'?",
+    "check FILE --patern 2:4": "--patern: no such option of nofm check; did you mean '--pattern'?",
+    "cost cnn -p": "-p: no such option of nofm cost; nofm cost --help lists them",
+    "bench cnn --no-batch": "--no-batch: no such option of nofm bench; did you mean '--batch'?",
+    "cost": "cost: MODEL is missing: nofm cost MODEL; nofm cost --help says what it is",
+    "cost cnn --pattern": "--pattern: needs a value: a text or none",
+    "cost cnn --pattern 2:4 --pattern=1:4": "--pattern: given 2 times; give it once",
+    "cost cnn --preset papr": "--preset papr: must be one of default, paper, asp, all; did you mean 'paper'?",
+    "cost cnn --input 3 x 4": "--input x: must be a list, each a whole number or none",
+    "bench cnn --batch 1e1": "--batch 1e1: must be a whole number; did you mean '10'?",
+    "cost cnn resnet": "resnet: is one too many: nofm cost MODEL; options look like --name value, see nofm cost --help",
+    "completion zshh": "zshh: must be one of bash, zsh, tcsh; did you mean 'zsh'?",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_no_command_has_is_told_in_one_line(line, capsys):
+    """As of `nofm train`, and not in a box."""
+    assert main(line.split()) == 2
+    assert capsys.readouterr() == ("", f"nofm: {WRONG[line]}\n")
+
+
+@pytest.mark.parametrize("line", ["cost --pattern=2:4 cnn --input 1 8 8", "cost cnn --preset all", "recipes", "completion", "recipes -h"])
+def test_what_a_command_has_is_taken_in_any_order(line):
+    assert main(line.split()) == 0
+
+
 # ---- check and analyse ----
 
 
@@ -79,15 +109,36 @@ def test_check_of_a_dense_run_does_not_ask_to_skip_what_should_be_sparse(dense_r
 
 def test_analyse_names_what_it_counts(run, dense_run, capsys):
     assert main(["analyse", str(run)]) == 0
-    head, columns, *rows = capsys.readouterr().out.splitlines()
+    head, columns, *rows, beside = capsys.readouterr().out.splitlines()
     assert head == "SAD between step 0 and step 4: weights that changed between kept and pruned"
     assert re.split(r"  +", columns) == ["layer", "weights changed", "of its weights"]
     assert [row.split()[0] for row in rows] == ["conv2", "conv3", "all"]
     counts = [int(row.split()[-2]) for row in rows]
     assert counts[2] == counts[0] + counts[1] > 0
     assert rows[0].split()[-1] == f"{counts[0] / (16 * 16 * 9):.3%}"
+    assert beside == f"What changed and changed back counts 0; nofm report adds up all changes: {counts[2]:,}", "of one record"
     assert main(["analyse", str(dense_run)]) == 0
     assert capsys.readouterr().out.endswith("\nThis run is dense: the masks are those that pruning would give.\n")
+
+
+def test_analyse_has_the_number_of_the_report_beside_its_own(tmp_path, capsys):
+    """They differ where masks change and change back; of steps between records the report has none."""
+    run = tmp_path / "run"
+    words = ["--engine.steps", "12", "--engine.log_every", "2", "--engine.checkpoint_every", "6", "--out", str(run)]
+    assert main([*SHORT[:2], *SHORT[4:], *words]) == 0
+    assert main(["report", str(run)]) == 0
+    added = json.loads((run / "report.json").read_text())["runs"][0]["sad"]
+    capsys.readouterr()
+    beside = []
+    for steps in ([], ["--steps", "12", "6"], ["--steps", "0", "6"]):
+        assert main(["analyse", str(run), *steps]) == 0
+        *_, moved, said = capsys.readouterr().out.splitlines()
+        beside.append(int(said.rpartition(" ")[2].replace(",", "")))
+        assert int(moved.split()[-2].replace(",", "")) <= beside[-1]
+    assert beside[0] == added == beside[1] + beside[2]
+    (run / "events.jsonl").write_text("")
+    assert main(["analyse", str(run)]) == 0
+    assert capsys.readouterr().out.endswith("\nWhat changed and changed back counts 0; nofm report adds up all changes\n")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +158,13 @@ def test_recipes_are_found_by_a_part_of_their_name(capsys):
     found = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert {"cifar10/resnet20", "imagenet/resnet50"} <= set(found)
     assert all("resnet" in name for name in found)
+
+
+def test_recipes_have_room_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["recipes"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_a_report_under_the_name_of_another_kind_of_file_is_refused(run, tmp_path, capsys):

@@ -6,6 +6,7 @@ weight is the method. With decay d and plain SGD a pruned weight w then becomes 
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -247,7 +248,11 @@ LATER = {
         lambda model: prune.l1_unstructured(model[0], "weight", amount=0.5),
         r"0\.weight is no longer the parameter that the optimizer owns",
     ),
-    "fold_": (nofm.fold_, "0 is a plain module again .* while a method is attached; call detach"),
+    "fold_": (
+        nofm.fold_,
+        "0 is a plain module again .* while a method is attached; call detach.. before that. After fold_ the dense values of pruned "
+        r"weights are gone, .*: go on from a checkpoint, and take a folded copy .* by nofm\.fold_\(copy\.deepcopy\(model\)\)",
+    ),
     "densify_": (nofm.densify_, "0 is a plain module again .* while a method is attached; call detach"),
     "sparse anew": (sparse_anew, "0 was made plain and sparse again while a method is attached, .* detach.. and attach again"),
 }
@@ -264,6 +269,19 @@ def test_a_model_changed_under_a_method_is_noticed_in_the_next_step(method, chan
     change(model)
     with pytest.raises(nofm.OptimizerError, match=message):
         optimizer.step()
+
+
+def test_a_folded_copy_in_the_middle_of_training_changes_nothing():
+    """What the error above advises."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    nofm.attach(SRSTE, model, optimizer)
+    zero_gradients(model)
+    optimizer.step()
+    before = [weight.clone() for weight in weights(model)]
+    assert nofm.verify(nofm.fold_(copy.deepcopy(model)), "2:4").ok
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
+    optimizer.step()
 
 
 @pytest.mark.parametrize("method", [nofm.Dense(), nofm.STE(), SRSTE, nofm.ASP(prune_at=5)], ids=["dense", "ste", "srste", "asp"])

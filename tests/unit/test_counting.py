@@ -44,6 +44,7 @@ ASKED = {
         "bccd/fasterrcnn", "--engine.steps 800 --schedule.kind cosine", {"schedule.milestones": ()}, "",
     ),
     "the recipe's own unit": ("digits", "--engine.steps 100 --schedule.warmup 7", {"schedule.warmup": 7, "engine.eval_every": 20}, None),
+    "the recipe's own unit, as docs/command-line.md has it": ("digits", "--engine.steps 100", {"schedule.warmup": 40}, None),
     "too short for the recipe": (
         "digits", "--engine.steps 40", {"schedule.warmup": 4, "engine.eval_every": 20},
         "40 steps instead of the recipe's 400 steps; scaled to that, since not given: schedule.warmup 40 steps -> 4 steps\n",

@@ -66,7 +66,7 @@ def test_commands_are_found_where_pages_have_them():
 
 
 @pytest.mark.parametrize(
-    "line", ["tain digits", "train digits --optim.rate 1", "study table9 --on digits", "study table1 --on digit", "check FILE --all"]
+    "line", ["tain digits", "train digits --optim.rate 1", "study table9 --on digits", "study table1 --on digit", "check FILE --everything"]
 )
 def test_a_command_that_nofm_does_not_know_is_noticed(line, capsys):
     assert misread(line.split(), capsys) != ""

@@ -193,6 +193,15 @@ def test_undoing_what_was_not_done_is_an_error(verb: Callable[[nn.Module], nn.Mo
     assert_same_state(_state(model), before)
 
 
+@pytest.mark.parametrize("verb", [nofm.fold_, nofm.densify_])
+def test_what_was_folded_already_may_be_told_so(verb: Callable[[nn.Module], nn.Module]) -> None:
+    model = _small()
+    nofm.sparsify_(model, "2:4", preset="all")
+    nofm.fold_(model)
+    with pytest.raises(nofm.LayerError, match=r"Or was it folded already\? nofm\.verify\(model\) tells"):
+        verb(model)
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [(None, "None"), ("2:4", "'2:4'"), (nn.Linear, "<class .*Linear'>"), ({}, "a dict")],

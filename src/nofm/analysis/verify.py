@@ -9,14 +9,18 @@ Zeros anywhere fulfil some N:M by chance: of a network pruned to 10 % without st
 or so, which is no 12:32 network. So a pattern counts as found where groups fill it, half of them at least, and no more than one in a
 hundred breaks it: those are its violations. All else with zeros is unstructured, and so are the layers of a model that were marked
 "1:1". A pattern that is asked for is checked as it is.
+
+Not every tensor of a file is the weight of a layer: networks have tokens and tables of positions. A file tells by names alone, so what is
+not called a weight there is listed, but held to no pattern unless it has zeros or a rule names it.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,6 +50,8 @@ _USUAL_M = (2, 4, 8, 16, 32)
 _STRAYS = 0.01  # share of groups that may break a pattern which the others have
 _CHANCE = 0.001  # share of zeros that nobody has pruned
 _ALL_ONES = "nothing is pruned"
+# As torch names the weights of its layers (kinds.py): weight, in_proj_weight, weight_ih_l0; also where they are parametrized.
+_A_WEIGHT = re.compile(r"(^|[._])weight([._]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class WeightReport:
     zeros: float
     note: str
     unstructured: bool = False  # zeros, but in no pattern
+    of_layer: bool = True  # False where it belongs to no layer that is known and is not called a weight either
 
     @property
     def ok(self) -> bool:
@@ -71,6 +78,16 @@ class WeightReport:
     def all_ones(self) -> bool:
         """Whether nothing at all is pruned."""
         return self.zeros == 0.0
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether nothing is pruned, but for zeros that come by chance. Of one that could not be looked at, nothing is known."""
+        return bool(self.shape) and self.zeros < _CHANCE
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether it has its pattern by its zeros: rows may be too short to break one, and what is zero throughout has every one."""
+        return self.ok and self.pattern is not None and (1 - self.pattern.density) / 2 <= self.zeros < 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +147,39 @@ def verify(model_or_path: Verifiable, pattern: Rules | None = None) -> Verificat
     anything else the pattern is found. With `pattern`: every weight is checked against it, or against the first of its rules
     that matches ({"layer4.*": "1:4", "fc": None, "*": "2:4"}, as for `sparsify_`; None and no match: not checked). Biases and
     other vectors are left out. Of an ONNX file, those weights are checked that a node multiplies by, along the axis on which it sums.
+
+    Layers that are meant to be dense (the first convolution, the classifier) break a pattern that is asked for: give them a rule
+    with None. Tokens and tables of positions (cls_token, pos_embed: of no known layer, and not called a weight) do not; they are
+    listed as not checked, unless they have zeros or a rule other than "*" names them.
     """
     if isinstance(pattern, Mapping):
-        return _by_rules(verify(model_or_path), parse_rules(pattern), model_or_path)
-    wanted = None if pattern is None else Pattern(pattern)
+        return _by_rules(_looked_at(model_or_path, None), parse_rules(pattern), model_or_path)
+    found = _looked_at(model_or_path, None if pattern is None else Pattern(pattern))
+    return Verification(tuple(map(_let_off, found.weights)))
+
+
+def _looked_at(model_or_path: Verifiable, wanted: Pattern | None) -> Verification:
     if isinstance(model_or_path, nn.Module):
         return Verification(tuple(_of_model(unwrap(model_or_path), wanted)))
     if not isinstance(model_or_path, Mapping) and Path(model_or_path).suffix.lower() == ".onnx":
         return Verification(tuple(_of_onnx(Path(model_or_path), wanted)))
     named = _of_state(model_or_path) if isinstance(model_or_path, Mapping) else _of_file(Path(model_or_path))
-    return Verification(tuple(_report(name, weight, wanted) for name, weight in named if _is_weight(name, weight)))
+    return Verification(tuple(_by_name(_report(name, weight, wanted)) for name, weight in named if _is_weight(name, weight)))
+
+
+def _by_name(w: WeightReport) -> WeightReport:
+    return w if _A_WEIGHT.search(w.name) else replace(w, of_layer=False)
+
+
+def _let_off(w: WeightReport) -> WeightReport:
+    """As found, but for what is no weight of a layer and pruned by nobody, which has no pattern to break."""
+    if w.of_layer or w.pattern is None or not (w.is_dense or w.zeros == 1.0):
+        return w
+    return _not_checked(w, "not checked: by its name no layer's weight")
+
+
+def _not_checked(w: WeightReport, note: str) -> WeightReport:
+    return replace(w, pattern=None, axis=None, groups=0, violations=0, note=note)
 
 
 def _by_rules(found: Verification, rules: Mapping[str, Pattern | None], model_or_path: Verifiable) -> Verification:
@@ -150,15 +190,16 @@ def _by_rules(found: Verification, rules: Mapping[str, Pattern | None], model_or
             close = difflib.get_close_matches(glob, [name.rpartition(".")[0] or name for name in names], n=1, cutoff=0.75)
             hint = f"did you mean {close[0]!r}?" if close else f"weights are {', '.join(names[:8])}, ..."
             raise NofmError(f"rule {glob!r} matches no weight; {hint}")
-    checked = {pattern: verify(model_or_path, pattern) for pattern in {rules[glob] for glob in winners.values() if glob is not None}}
+    checked = {pattern: _looked_at(model_or_path, pattern) for pattern in {rules[glob] for glob in winners.values() if glob is not None}}
     return Verification(tuple(_ruled(w, winners[w.name], rules, checked) for w in found.weights))
 
 
 def _ruled(w: WeightReport, glob: str | None, rules: Mapping[str, Pattern | None], checked: Mapping[Any, Verification]) -> WeightReport:
     if glob is not None and rules[glob] is not None:
-        return checked[rules[glob]][w.name]
+        asked = checked[rules[glob]][w.name]
+        return _let_off(asked) if glob == "*" else asked
     why = "no rule matches it" if glob is None else f"rule {glob!r} keeps it dense"
-    return WeightReport(w.name, w.shape, None, None, 0, 0, w.zeros, f"not checked: {why}")
+    return _not_checked(replace(w, unstructured=False), f"not checked: {why}")
 
 
 def _matches(name: str, glob: str) -> bool:
@@ -179,7 +220,8 @@ def _of_model(model: nn.Module, wanted: Pattern | None) -> Iterator[WeightReport
         if not _is_weight(key, weight):
             continue
         if key not in sparse:
-            yield _report(key, shards.whole(weight.detach()), wanted, axes.get(key))
+            found = _report(key, shards.whole(weight.detach()), wanted, axes.get(key))
+            yield found if key in axes else _by_name(found)
             continue
         site = sparse[key]
         expected = site.grouping if wanted is None else Grouping(wanted, site.grouping.axis, site.grouping.pad)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..columns import wrapped
 from ..engine.config import ConfigError
 from ..engine.resolve import near, near_path
 from ..errors import NofmError, NoZerosError
@@ -90,28 +89,36 @@ def check(
     file: Positional[Annotated[Path, arg(metavar="FILE")]],
     pattern: Annotated[str | None, arg(metavar="N:M", help_behavior_hint="")] = None,
     skip: Annotated[tuple[str, ...], arg(metavar="GLOB [GLOB ...]", help_behavior_hint="")] = (),
+    all: bool = False,
 ) -> int:
     """Is a safetensors or ONNX file really N:M? Exit code 1 if not.
 
     Args:
         file: The file, .safetensors or .onnx, or a run folder for the weights that the run has ended with.
-        pattern: Check all weights against this N:M, not each for its own; of a run folder, the layers that the run made sparse.
-        skip: Weights or layers that are meant to be dense, beside --pattern: "fc" "*.downsample.*".
+        pattern: Check all weights that have zeros against this N:M, not each for its own; of a run, the layers that it made sparse.
+        skip: Weights or layers that need not have the --pattern: "fc" "*.downsample.*".
+        all: Every layer must have the --pattern; without this, some may be dense.
     """
-    if skip and pattern is None:
-        raise ConfigError("--skip: leaves layers out of --pattern, which is not given; without it each weight's own pattern is found")
+    for name, given in (("--skip", skip), ("--all", all)):
+        if given and pattern is None:
+            raise ConfigError(f"{name}: is about --pattern, which is not given; without it each weight's own pattern is found")
     weights = _weights_of(file)
     from .. import verify
 
     found = verify(weights, {**dict.fromkeys(skip), "*": pattern} if skip else pattern)
-    if pattern is not None and weights != file:
+    of_run = weights != file
+    if pattern is not None and of_run and not all:
         found = _without_dense_layers(found, file)
+    unpruned = of_run and trained_dense(file)
+    if pattern is not None and (all or not of_run) and not unpruned:
+        from .judged import judged
+
+        judgement = judged(found, file, pattern, skip, every=all)
+        print("\n".join([str(judgement.found), *judgement.lines]))
+        return 0 if judgement.ok else 1
     print(found)
-    if weights != file and trained_dense(file):
+    if unpruned:
         print(f"{file}: was trained dense, so nothing is pruned in it")
-    elif pattern is not None and (dense := [w.name for w in found.weights if w.pattern is not None and w.all_ones]):
-        hint = f"If {', '.join(dense[:3])}{', ...' * (len(dense) > 3)} should be dense: --skip {' '.join(dense[:3])}"
-        print("\n".join(wrapped(hint)))
     return 0 if found.ok else 1
 
 

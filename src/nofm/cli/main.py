@@ -51,10 +51,14 @@ def _function(name: str) -> Callable[[list[str]], int]:
         import tyro
 
         from . import commands
+        from .given import check_options, check_positionals
         from .pages import fitted, fitting
 
-        _check_patterns(name, args)
         function = getattr(commands, name)
+        if not {"-h", "--help"} & set(args):
+            texts = check_options(name, function, args)
+            _check_patterns(name, args)
+            check_positionals(name, function, texts)
         about = fitted((inspect.getdoc(function) or "").partition("\n\n")[0], indent=2)
         with fitting() if {"-h", "--help"} & set(args) else contextlib.nullcontext():
             result: Any = tyro.cli(function, args=args, prog=f"nofm {name}", description=about, use_underscores=True)
@@ -141,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.formatwarning = python_format
 
 
-def _without_place(message: Warning | str, *_: Any) -> str:
+def _without_place(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
     """Of a command the place in the code that a warning points at is its own first line."""
     return f"warning: {message}\n"
 

@@ -30,7 +30,7 @@ def moved(run: Path, steps: Sequence[int]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{layer:{widths[0]}}  {changed:>{widths[1]}}  {share:>{widths[2]}}" for layer, changed, share in rows]
     head = f"SAD between step {first} and step {last}: weights that changed between kept and pruned"
-    return "\n".join([head, *lines, *_of_what(run)])
+    return "\n".join([head, *lines, _beside_the_report(run, first, last), *_of_what(run)])
 
 
 def _rows(before: Path, after: Path) -> list[tuple[str, str, str]]:
@@ -50,6 +50,20 @@ def _rows(before: Path, after: Path) -> list[tuple[str, str, str]]:
     rows = [(layer, count, sizes[layer]) for layer, count in changed.items()]
     rows.append(("all", sum(changed.values()), sum(sizes[layer] for layer in changed)))
     return [(layer, f"{count:,}", f"{count / size:.3%}") for layer, count, size in rows]
+
+
+def _beside_the_report(run: Path, first: int, last: int) -> str:
+    """Why the report has a larger number for the same run, and which, where the run has told it."""
+    from ..report import curves
+    from ..report.errors import ReportError
+    from ..report.read import load
+
+    try:
+        added = {0: 0.0, **curves.sad(load(run))}
+        there = f": {abs(added[last] - added[first]):,.0f}" if first in added and last in added else ""
+    except ReportError:
+        there = ""
+    return f"What changed and changed back counts 0; nofm report adds up all changes{there}"
 
 
 def _of_what(run: Path) -> list[str]:

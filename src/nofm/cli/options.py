@@ -14,13 +14,13 @@ from typing import Any
 
 from ..engine.config import ConfigError, RunConfig
 from ..engine.counting import recount
-from ..engine.resolve import choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
+from ..engine.resolve import Origins, choices, from_dict, leaves, merge, near, near_key, read_toml, says, to_dict
 from ..engine.validate import METHOD_OPTIONS, OPTIMIZER_OPTIONS, SCHEDULE_OPTIONS
 from ..recipes import RECIPES, describe, find
 from .pages import fitted, fitting
 from .words import fit, say
 
-__all__ = ["Options", "pairs_of", "parse", "positive"]
+__all__ = ["Options", "check_value", "pairs_of", "parse", "positive", "without_a_pattern_of_before"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,20 @@ def _forget_what_belonged_to_another_kind(values: dict[str, Any], base: dict[str
         for name in dict.fromkeys(option for options in owned.values() for option in options):
             if name not in shared and f"{group}.{name}" not in origins:
                 now[name] = usual[name]
+
+
+def without_a_pattern_of_before(config: RunConfig, origins: Origins, *, begun: bool = False) -> tuple[RunConfig, str]:
+    """Rules or a budget stand instead of a pattern: where they are given, and a pattern is not, that of the recipe (`begun`: of the run)
+    goes, with a line that says so. Not in `parse`, since the rows of a study have patterns of their own, which may be the base's."""
+    s = config.sparsity
+    given = [
+        key for key, value in (("sparsity.rules", s.rules or None), ("sparsity.budget", s.budget)) if key in origins and value is not None
+    ]
+    if s.pattern is None or not given or "sparsity.pattern" in origins:
+        return config, ""
+    left = "; layers that no rule matches stay dense" if s.rules and not any(rule.startswith("*=") for rule in s.rules) else ""
+    said = f"{' and '.join(given)} instead of the {'run' if begun else 'recipe'}'s sparsity.pattern {s.pattern}{left}"
+    return dataclasses.replace(config, sparsity=dataclasses.replace(s, pattern=None)), said
 
 
 def _read(recipe: str, config: RunConfig, args: list[str]) -> Options:
@@ -139,7 +153,11 @@ def _look_at(key: str, texts: list[str]) -> None:
         inside = [k for k in _known() if k.startswith(f"{name}.")]
         hint = f"; it is a group: --{inside[0]}, ..." if inside else re.sub(r"'([\w.]+)'", r"'--\1'", near_key(name, _known()))
         raise ConfigError(f"--{key}: no such option{hint or '; nofm train RECIPE --help lists those of its task'}")
-    kind = _known()[name]
+    check_value(key, texts, _known()[name])
+
+
+def check_value(key: str, texts: list[str], kind: Any) -> None:
+    """Raise for texts behind the option `key` that cannot be a value of the type `kind`."""
     shown = " ".join(texts)
     if kind is bool:
         if texts and shown.lower() not in ("true", "false"):
@@ -153,7 +171,7 @@ def _look_at(key: str, texts: list[str]) -> None:
     for text in texts:
         if not _fits(text, kind):
             words = choices(kind)
-            raise ConfigError(f"--{key} {text}: must be {says(kind)}{near(text, words) if words else _near_number(text)}")
+            raise ConfigError(f"--{key} {text}: must be {says(kind)}{near(text, words) if words else _near_number(text, kind)}")
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -164,7 +182,7 @@ def _fits(text: str, kind: Any) -> bool:
     for member in _members(kind):
         if typing.get_origin(member) is tuple:
             member = typing.get_args(member)[0]
-        if member is str or (member is type(None) and text.lower() == "none"):
+        if member in (str, Path) or (member is type(None) and text.lower() == "none"):
             return True
         if typing.get_origin(member) is typing.Literal and text in map(str, typing.get_args(member)):
             return True
@@ -177,13 +195,17 @@ def _fits(text: str, kind: Any) -> bool:
     return False
 
 
-def _near_number(text: str) -> str:
-    swapped = text.replace(",", ".").replace("O", "0").replace("o", "0")
+def _near_number(text: str, kind: Any) -> str:
+    """What was meant by a text that is almost a number of this type: 0,1; where it is to be whole, 1,000 and 1e3."""
+    meant = re.sub(r",(?=\d{3}\b)", "", text) if int in _members(kind) else text
+    meant = meant.replace(",", ".").replace("O", "0").replace("o", "0")
     try:
-        float(swapped)
+        value = float(meant)
     except ValueError:
         return ""
-    return f"; did you mean {swapped!r}?"
+    if not _fits(meant, kind) and value.is_integer() and abs(value) < 1e15:
+        meant = f"{value:.0f}"
+    return f"; did you mean {meant!r}?" if _fits(meant, kind) else ""
 
 
 def _as_tyro(key: str, texts: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from ..recipes import RECIPES, describe, find
 from ..report.study import finished
 from .folders import Begun, begun
 from .pages import fitted
-from .words import say
+from .words import fit, say
 
 if TYPE_CHECKING:
     from .options import Options
@@ -127,11 +127,14 @@ def _train(recipe: str, base: RunConfig, rest: list[str], typed: list[str], home
     """Train, with all that was asked for; `home` is what to give to nofm resume to go on with it, `turn` which of the runs there it is."""
     from ..engine.signals import listening
     from ..engine.validate import check
-    from .options import parse
+    from .options import parse, without_a_pattern_of_before
 
     with listening() as stop:  # from here on: importing torch takes seconds, and a signal in them must not be lost
         config, options, origins = parse(recipe, base, rest, begun=home is not None)
+        config, said = without_a_pattern_of_before(config, origins, begun=home is not None)
         check(config, origins)
+        if said:
+            say(fit(said))
         if options.resume and config.out is None:
             raise ConfigError("--resume: say which run to go on with: --out DIR")
         if options.seeds < 1:

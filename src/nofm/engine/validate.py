@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 
 from ..errors import PatternError, swings
@@ -56,7 +57,21 @@ def check(config: RunConfig, origins: Origins | None = None) -> None:
     # Where a run has two lengths, whatever else could be said of its other lengths would lead astray.
     found = list(_two_lengths(config)) or [problem for room in rooms for problem in room(config)]
     if found:
-        raise ConfigError("\n".join(explain(origins or {}, key, value_of(config, key), problem) for key, problem in found))
+        said = [(key, problem + _to_do_without(config, key, problem, origins)) for key, problem in found]
+        raise ConfigError("\n".join(explain(origins or {}, key, value_of(config, key), problem) for key, problem in said))
+
+
+def _to_do_without(config: RunConfig, key: str, problem: str, origins: Origins | None) -> str:
+    """What to give where an option has no effect that nobody has given: it is the recipe's, for the network or the data that it has."""
+    usual = value_of(RunConfig(), key)
+    if origins is None or key in origins or not re.search("ha(s|ve) no effect", problem) or value_of(config, key) == usual:
+        return ""
+    shown = (
+        str(usual).lower()
+        if usual is None or isinstance(usual, bool)
+        else " ".join(map(str, usual if isinstance(usual, tuple) else [usual]))
+    )
+    return f"; the recipe sets it, so give --{key} {shown}".rstrip()
 
 
 def _top(c: RunConfig) -> Complaints:
@@ -95,7 +110,7 @@ def _sparsity(c: RunConfig) -> Complaints:
     if s.pattern is None and not s.rules and s.budget is None:
         yield "sparsity.pattern", 'must be N:M such as "2:4", or give sparsity.rules; a dense baseline is sparsity.method.kind dense'
     if s.pattern is not None and s.rules:
-        yield "sparsity.rules", "are given beside sparsity.pattern; set sparsity.pattern to none, or add a rule *=N:M and drop the pattern"
+        yield "sparsity.rules", "are given beside sparsity.pattern; leave that out, and add a rule *=N:M if other layers are to have it"
     if s.pattern is not None:
         try:
             Pattern(s.pattern)
@@ -129,7 +144,7 @@ def _budget(c: RunConfig) -> Complaints:
         return
     yield from number("sparsity.budget", s.budget, 0, 1, open_low=True, open_high=False)
     if s.pattern is not None or s.rules:
-        yield "sparsity.budget", "is given beside sparsity.pattern or sparsity.rules; set sparsity.pattern to none and give no rules"
+        yield "sparsity.budget", "is given beside sparsity.pattern or sparsity.rules; leave these out"
     for candidate in s.candidates:
         if candidate != "dense":
             try:

@@ -211,7 +211,11 @@ def _are_same(these: Sequence[object], those: Sequence[object]) -> bool:
 def _check_still_trained(site: Site, param: nn.Parameter, marked: object) -> None:
     """Raise if a layer is not what the method was attached to: plain, or sparse anew, or with another parameter than the optimizer's."""
     if not isinstance(site.module, SparseModule):
-        raise OptimizerError(f"{site.name} is a plain module again (fold_, densify_) while a method is attached; call detach() first")
+        raise OptimizerError(
+            f"{site.name} is a plain module again (fold_, densify_) while a method is attached; call detach() before that. After fold_ the "
+            "dense values of pruned weights are gone, and training cannot go on as it was: go on from a checkpoint, and take a folded copy "
+            "in the middle of training by nofm.fold_(copy.deepcopy(model))"
+        )
     if site.module._nofm is not marked:
         raise OptimizerError(
             f"{site.name} was made plain and sparse again while a method is attached, so that what the method had done to it is gone; "
