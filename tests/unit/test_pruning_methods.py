@@ -11,6 +11,7 @@ import copy
 import itertools
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -174,6 +175,7 @@ UNUSUAL = {
     "rprop": torch.optim.Rprop,
     "asgd": torch.optim.ASGD,
     "adagrad": torch.optim.Adagrad,
+    "sgd with dampening": partial(torch.optim.SGD, momentum=0.5, dampening=0.5),  # whose first momentum is the whole gradient
     "own": OwnAdam,
 }
 

@@ -191,10 +191,12 @@ def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, list[tuple[O
 def clear_(state: dict[str, object], optimizer: Optimizer) -> None:
     """Make the optimizer forget a parameter: zeros, which is how most of torch's start, in the places where a CUDA graph looks for them.
 
-    Not all do: NAdam multiplies what starts as 1, Rprop's step sizes start as its learning rate, and an optimizer from elsewhere may count
-    its steps in a number of Python's, or start from ones. Such a state is emptied, and the optimizer makes it anew in its next step.
+    Not all do: NAdam multiplies what starts as 1, Rprop's step sizes start as its learning rate, SGD dampens all gradients but the first,
+    and an optimizer from elsewhere may count its steps in a number of Python's, or start from ones. Such a state is emptied, and the
+    optimizer makes it anew in its next step.
     """
     is_known = any(cls.__module__.startswith("torch.optim.") for cls in type(optimizer).__mro__ if cls is not Optimizer)
+    is_known = is_known and not any(group.get("dampening") for group in optimizer.param_groups)
     if is_known and all(value is None or (name in _FROM_ZERO and isinstance(value, Tensor)) for name, value in state.items()):
         for value in state.values():
             if isinstance(value, Tensor):
