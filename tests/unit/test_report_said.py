@@ -86,6 +86,22 @@ def test_final_metrics_are_of_the_average_where_there_is_one(tmp_path):
     assert said in write_report([run], tmp_path / "out2").read_text()
 
 
+def test_scores_of_the_headline_are_those_of_the_table(tmp_path):
+    """Means over seeds at the end, and not the best evaluation of any run, which was picked on the test images."""
+    runs = []
+    for name, seed, best, last in (("a", 0, 99.0, 80.0), ("a", 1, 85.0, 82.0), ("b", 0, 75.0, 70.0), ("b", 1, 75.0, 74.0)):
+        scores = [{**EVENTS[3], "step": step, "metrics": {"accuracy": score}} for step, score in ((10, best), (20, last))]
+        events = [*EVENTS[:3], *scores, {**EVENTS[-1], "metrics": {"accuracy": last}}]
+        config = {"sparsity": {"pattern": "2:4", "method": {"kind": name}}}
+        runs.append(write_run(tmp_path / name / str(seed), events, seed, config))
+    page = write_report(runs, tmp_path / "out").read_text()
+    tiles = re.findall(r'<dt>(.*?)</dt><dd class="number">(.*?)<', page)
+    assert [number for name, number in tiles if "accuracy" in name] == ["81.0"]
+    assert '<dd class="below">± 1.4 over 2 seeds</dd>' in page
+    assert '<td class="main"><span>81.0</span> <span>± 1.4</span></td>' in page
+    assert "99.00" not in page
+
+
 def on(folder: Path, held_out: int | None, accuracy: float, **data: object) -> Path:
     """A run measured on other images, with a pattern of its own."""
     config = {"data": {"name": "digits", "held_out": held_out, **data}, "sparsity": {"pattern": f"1:{int(accuracy)}"}}

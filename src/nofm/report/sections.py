@@ -81,6 +81,7 @@ def _lead(groups: Sequence[Group], metrics: Sequence[str]) -> tuple[Group, Group
 
 
 def _metric_tiles(lead: Group, baseline: Group | None, metrics: Sequence[str], units: Units) -> list[dict[str, str]]:
+    """Means of final scores, as in the table: the best evaluation of any run would be picked on what it is measured on."""
     if not metrics:
         return []
     metric, unit, start = metrics[0], units[metrics[0]], start_of(lead.runs[0])
@@ -89,9 +90,10 @@ def _metric_tiles(lead: Group, baseline: Group | None, metrics: Sequence[str], u
         run = lead.runs[0]
         below = "the run has not finished" + (f": {start.words}" if start is not None and run.last_step < start.until else "")
         return [_tile(f"{unit.words} so far", unit.number(curves.final(run, metric)), unit.unit, below)]
-    spread = f"± {unit.number(found.spread)} over {found.n} seeds" if found.spread is not None else "one seed, so no spread"
+    mean, _, deviation = unit.stat(found).partition(" ± ")
+    spread = f"± {deviation} over {found.n} seeds" if deviation else "one seed, so no spread"
     spread += f"; of {data_of_all([lead])}" if are_held_out([lead]) else ""
-    tiles = [_tile(f"final {unit.words}", unit.number(found.mean), unit.unit, spread)]
+    tiles = [_tile(f"final {unit.words}", mean, unit.unit, spread)]
     dense = baseline.stat(partial(curves.final, metric=metric)) if baseline else None
     if dense is not None:
         gap = unit.number(abs(found.mean - dense.mean))
@@ -99,11 +101,6 @@ def _metric_tiles(lead: Group, baseline: Group | None, metrics: Sequence[str], u
         sign = sign if float(gap) else ""
         below = f"dense: {unit.stat(dense)} {unit.unit}".strip()
         tiles.append(_tile("against dense", sign + gap, "points" if unit.unit == "%" else unit.unit, below))
-    tops = [v for run in lead.runs if (v := curves.best(run, metric)) is not None]
-    if tops:
-        top = max(tops) if curves.higher_is_better(metric) else min(tops)
-        since = "" if start is None else f" from step {start.until:,} on"
-        tiles.append(_tile(f"best {unit.words}", unit.number(top), unit.unit, f"of any evaluation{since}, any seed"))
     return tiles
 
 
@@ -148,7 +145,7 @@ def comparison(groups: Sequence[Group], metrics: Sequence[str], units: Units) ->
     averaged = any(curves.averages(run) for group in groups for run in group.runs)
     header = ["configuration", *(name for name, _ in columns)]
     picture = _run_by_run(groups, metrics, units)
-    return {"header": header, "rows": rows, "picture": picture, "averaged": averaged, "starts": starts(groups)}
+    return {"header": header, "rows": rows, "picture": picture, "picked": bool(metrics), "averaged": averaged, "starts": starts(groups)}
 
 
 def _measured_on(groups: Sequence[Group]) -> Callable[[Group], str]:
