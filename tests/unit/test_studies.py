@@ -216,6 +216,17 @@ def test_a_ticket_trains_on_by_the_rest_of_the_schedule(name, images):
         assert rates[begin:end] == pytest.approx(rates[method.rewind_to : method.every], rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize("pattern", ["2:8", "1:16"])
+@pytest.mark.parametrize("name", ["cifar10/resnet20", "digits"])
+def test_n_of_m_as_long_as_a_ticket_differs_from_the_usual_row_by_its_length_alone(name, pattern, images):
+    rows = table3(images, name)
+    ticket, usual, longer = rows["lottery ticket 95 %"].engine, rows[f"SR-STE {pattern}"], rows[f"SR-STE {pattern}, as long as a ticket"]
+    assert (longer.engine.epochs, longer.engine.steps) == (ticket.epochs, ticket.steps)
+    assert (longer.engine.epochs or longer.engine.steps) > 4 * (usual.engine.epochs or usual.engine.steps)
+    assert dataclasses.replace(longer, engine=usual.engine) == usual
+    assert dataclasses.replace(longer.engine, epochs=usual.engine.epochs, steps=usual.engine.steps) == usual.engine
+
+
 @pytest.mark.parametrize("row", ["ASP, same epochs", "ASP, 1.67x epochs"])
 @pytest.mark.parametrize("name", ["cifar10/resnet20", "digits"])
 def test_asp_trains_twice_by_the_whole_schedule(name, row, images):
@@ -350,10 +361,11 @@ def test_rows_of_several_studies_that_are_one_configuration_are_one_run(images):
 def test_rows_can_be_chosen_and_left_out(images):
     config = base("cifar10/resnet20", images)
     studies = find_studies(["table3"], config)
-    assert set(planned(studies, config)) - set(planned(studies, config, without="lottery*")) == {
-        name for name in planned(studies, config) if name.startswith("lottery")
-    }
-    assert list(planned(studies, config, "dense|SR-STE 1*")) == ["dense-1of16", "srste-1of16-decay0.0016"]
+    rows = planned(studies, config)
+    left_out = set(rows) - set(planned(studies, config, without="*ticket*"))
+    assert left_out == {name for name, row in rows.items() if row.config.engine != config.engine}  # those that are longer than the base
+    assert len(left_out) == 4
+    assert list(planned(studies, config, "dense|SR-STE 1:1?")) == ["dense-1of16", "srste-1of16-decay0.0016"]
     with pytest.raises(ConfigError, match=r"--rows SR: 'SR' matches none of 'dense', 'SR-STE 2:8'"):
         planned(studies, config, "SR", "dense")
 

@@ -47,7 +47,7 @@ options:
   --lanes COUNT      Runs that share a GPU; on a CPU runs come one after another. (default: 4)
   --processes COUNT  Processes that share the runs, each with its lanes: for steps that wait for the host, as detectors' do. (default: 1)
   --rows GLOB        Train only the rows whose label matches, such as "SR-STE*" or "dense|*1:16"; "*" for all again.
-  --without GLOB     Train all but the rows whose label matches, such as "lottery*", which take almost five times as long.
+  --without GLOB     Train all but the rows whose label matches, such as "*ticket*", which take almost five times as long.
   --order ORDER      seed: all rows with the first seed, then with the second; row: all seeds of a row together. (default: seed)
   --limit MINUTES    When the time is up, stop with checkpoints and write the tables of what is finished.
   --table            Train nothing; write the tables from the runs that are there: nofm study NAME... --out DIR --table
