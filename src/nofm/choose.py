@@ -108,11 +108,11 @@ class Choice:
         for glob in self.rules:
             if glob not in winners.values():
                 raise LayerError(f"rule {glob!r} has no effect: rules before it take all its layers; put it before them")
-        first_conv, classifiers, bypassed = _first_conv(candidates), _classifiers(model, candidates), _bypassed(model)
+        first_conv, last, bypassed = _first_conv(candidates), classifiers(model, candidates), _bypassed(model)
         impossible = []
         for c in candidates:
             rule = winners[id(c)]
-            by_custom = self._by_preset(c, c is first_conv, c in classifiers)
+            by_custom = self._by_preset(c, c is first_conv, c in last)
             self._decide_one(c, rule, _BYPASSED if id(c.module) in bypassed else _unsuited(c), by_custom)
             if c.complaint and (self.preset == "all" or rule in c.names):
                 impossible.append(f"{c.name}: {c.complaint}")
@@ -236,7 +236,7 @@ def _first_conv(candidates: list[Candidate]) -> Candidate | None:
     return next((c for c in candidates if isinstance(c.module, nn.modules.conv._ConvNd)), None)
 
 
-def _classifiers(model: nn.Module, candidates: list[Candidate]) -> list[Candidate]:
+def classifiers(model: nn.Module, candidates: list[Candidate]) -> list[Candidate]:
     """The layers that the model says are its classifier (timm does), or else its last linear layer outside Transformer blocks."""
     config = getattr(model, "pretrained_cfg", None)
     named = (config.get("classifier") if isinstance(config, Mapping) else None) or ()

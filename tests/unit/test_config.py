@@ -109,6 +109,13 @@ def test_a_file_says_the_line_of_each_key(tmp_path):
     assert origins["sparsity.method.kind"] == "run.toml:6 sparsity.method.kind ="
 
 
+def test_a_file_says_none_as_a_command_does(tmp_path):
+    """TOML has no word for it, and a recipe's value must be possible to take back."""
+    (path := tmp_path / "run.toml").write_text('device = "none"\n[model]\nwidth = "none"\nname = "none"\n[engine]\nepochs = "none"\n')
+    values, _ = read_toml(path)
+    assert values == {"device": "none", "model": {"width": None, "name": "none"}, "engine": {"epochs": None}}
+
+
 # What is typed, and what is suggested: near ones, or nothing.
 TYPED_KEYS = {
     "lr": ["optim.lr"],

@@ -112,6 +112,8 @@ def complaints(config: RunConfig) -> str:
         ("imagenet/resnet50", ["--model.pretrained"]),
         ("flow/chairs", ["--model.pretrained"]),
         ("coco/fasterrcnn", ["--model.backbone", "run"]),
+        ("coco/fasterrcnn", ["--model.weights", "run"]),
+        ("imagenet/resnet50", ["--model.weights", "run"]),
     ],
 )
 def test_asp_prunes_at_once_where_weights_are_trained_already(recipe, loads):

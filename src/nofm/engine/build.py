@@ -16,6 +16,7 @@ from ..errors import LayerError, NofmError
 from ..methods import METHODS, Method
 from ..sparsifying import sparsify_
 from ..tasks.base import Task
+from .begin import begin_with_
 from .config import ConfigError, RunConfig
 from .counting import METHOD_LENGTHS
 from .mixed import Patterns, allocated
@@ -43,8 +44,23 @@ def make_loader(config: RunConfig, world: World) -> Any:
 
 
 def make_task(config: RunConfig, loader: Any) -> Task:
-    """The task with its network, dense as yet."""
-    return problem_of(config).task(config, loader)
+    """The task with its network, dense as yet, and the weights that it begins with."""
+    m, problem = config.model, problem_of(config)
+    try:
+        task = problem.task(config, loader, blank=m.weights is not None)
+    except NofmError:
+        raise
+    except Exception as error:  # of torch.hub, of huggingface_hub, of the network, each in its own words
+        if not m.pretrained:
+            raise
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"model.pretrained = true: the weights of {m.name} could not be fetched ({said}); fetch them where there is a network, "
+            "and give the file as model.weights"
+        ) from error
+    if m.weights is not None:
+        begin_with_(task.model, config, problem.companions(loader))
+    return task
 
 
 def sparsified_(model: nn.Module, config: RunConfig, patterns: Patterns | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from .config import RunConfig
 from .resolve import near_path
 
-__all__ = ["Complaints", "batch_divides", "folder", "number", "value_of"]
+__all__ = ["Complaints", "batch_divides", "folder", "number", "starting_weights", "value_of", "weights"]
 
 Complaints: TypeAlias = Iterator[tuple[str, str]]
 
@@ -48,6 +48,25 @@ def folder(c: RunConfig) -> Complaints:
         parent = Path(d.root).parent
         siblings = [p for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
         yield "data.root", f"no such folder{near_path(Path(d.root), siblings)}"
+
+
+def weights(key: str, source: str | None) -> Complaints:
+    """A file of weights, or a run's folder with one, is there."""
+    if source is None:
+        return
+    path = Path(source)
+    if not (path / "model.safetensors" if path.is_dir() else path).is_file():
+        what = "has no model.safetensors" if path.is_dir() else "no such file or folder"
+        yield key, f"{what}; give a finished run's folder or a safetensors file"
+
+
+def starting_weights(c: RunConfig) -> Complaints:
+    """model.weights is there, and nothing beside it says what to start from."""
+    yield from weights("model.weights", c.model.weights)
+    if c.model.weights is not None:
+        for name in ("pretrained", "backbone"):
+            if getattr(c.model, name):
+                yield f"model.{name}", "has no effect beside model.weights, which are those of the whole network; give one of them"
 
 
 def batch_divides(c: RunConfig) -> Complaints:

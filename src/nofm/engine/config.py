@@ -85,6 +85,9 @@ class ModelConfig:
     rounding, in less time on a GPU, where 4 is best. 1 where nothing is said."""
     pretrained: bool = False
     """Start from published weights (torchvision/ and timm/ models, raft_large and raft_small)."""
+    weights: str | None = None
+    """Start from weights of this very network: a finished run's folder or a safetensors file. classification: where
+    the data have other classes, from all but its classifier's."""
     backbone: str | None = None
     """detection, segmentation: a run's folder or a safetensors file of a classification network that the ResNet begins with."""
     trainable_layers: int | None = None
@@ -171,7 +174,7 @@ class MethodConfig:
     said."""
     prune_at: Length | None = None
     """asp: when the mask is made and frozen, in epochs or steps, as the run; must be given, but for weights that are trained already
-    (model.pretrained, model.backbone), of which it is made at once."""
+    (model.weights, model.pretrained, model.backbone), of which it is made at once."""
     sparsity: float | None = None
     """unstructured methods: share of all sparse weights that is pruned, between 0 and 1."""
     allocation: Literal["uniform", "erk", "global"] | None = None

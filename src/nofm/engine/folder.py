@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +43,7 @@ class RunFolder:
     """The folder of one run, for the one process that writes it."""
 
     def __init__(self, path: Path, *, resume: bool, disk: Disk | None = None) -> None:
-        self.path, self._disk = path, disk or Disk()
+        self.path, self._disk, self._made = path, disk or Disk(), not path.exists()
         if not resume and path.exists() and any(path.iterdir()):
             again = f"--resume (or nofm resume {path})"
             raise ConfigError(f"--out {path}: this folder is not empty; go on with that run by {again}, or give another folder")
@@ -158,3 +159,15 @@ class RunFolder:
             sink.close()
         self._events.close()
         self._disk.unlock(self.path / "checkpoints" / ".lock")
+        if self._made and not (self.path / "run.json").exists():
+            self._vanish()
+
+    def _vanish(self) -> None:
+        """Of a run that was refused before it began nothing is left, or the next try would be told to go on with it."""
+        with suppress(OSError):  # whatever else there is stays, and with it its folders
+            if (self.path / "events.jsonl").stat().st_size:
+                return
+            (self.path / "events.jsonl").unlink()
+            (self.path / "checkpoints" / ".lock").unlink()
+            for folder in (self.path / "checkpoints", self.path / "masks", self.path):
+                folder.rmdir()

@@ -270,7 +270,8 @@ def digest(values: Values) -> str:
 
 
 def read_toml(path: Path) -> tuple[Values, dict[str, str]]:
-    """The values of a TOML file, and for each key the file and line it stands in."""
+    """The values of a TOML file, and for each key the file and line it stands in. The text "none" is none, which TOML has no word for,
+    wherever that is allowed: as on the command line."""
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
         raise ConfigError(f"--config {path}: only TOML files are read; did you mean {path.with_suffix('.toml').name!r}?")
     try:
@@ -289,7 +290,17 @@ def read_toml(path: Path) -> tuple[Values, dict[str, str]]:
         raise ConfigError(f"{path}: not TOML: {_teach(str(error), text)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: not a configuration: nested too deeply") from None
-    return values, {key: f"{path.name}:{number} {key} =" for key, number in _lines(text)}
+    return _with_nones(values), {key: f"{path.name}:{number} {key} =" for key, number in _lines(text)}
+
+
+def _with_nones(values: Values, prefix: str = "") -> Values:
+    kinds = leaves()
+    return {
+        name: _with_nones(value, f"{prefix}{name}.") if isinstance(value, dict)
+        else None if value == "none" and type(None) in typing.get_args(kinds.get(prefix + name))
+        else value
+        for name, value in values.items()
+    }  # fmt: skip
 
 
 def _teach(message: str, text: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import PatternError, swings
 from ..patterns import Pattern
-from .complaints import Complaints, number, value_of
+from .complaints import Complaints, number, starting_weights, value_of
 from .config import ConfigError, RunConfig
 from .counting import METHOD_LENGTHS
 from .problems import PROBLEMS
@@ -102,6 +102,7 @@ def _problem(c: RunConfig) -> Complaints:
         yield "data.name", f"must be {', '.join(PROBLEMS[kind].data)} for {kind}; it belongs to {', '.join(owners)}"
     else:
         yield from PROBLEMS[kind].check(c)
+        yield from starting_weights(c)
 
 
 def _sparsity(c: RunConfig) -> Complaints:
@@ -221,7 +222,7 @@ def _pruning(c: RunConfig) -> Complaints:
         if m.kind == kind and getattr(m, name) is None:
             usual = "" if length is None or kind == "lottery" else f", such as {0.75 * length:g}"
             yield f"sparsity.method.{name}", f"must say when {what}, in {unit}{usual}"
-    if m.kind == "asp" and not m.prune_at and not (c.model.pretrained or c.model.backbone):
+    if m.kind == "asp" and not m.prune_at and not (c.model.weights or c.model.pretrained or c.model.backbone):
         usual = "" if length is None else f", such as {length // 2 or 1 if unit == 'steps' else length / 2:g}"
         why = "it would prune by random weights, since this run begins with these"
         yield "sparsity.method.prune_at", f"must say when the mask is made, in {unit}{usual}: at 0 {why}"

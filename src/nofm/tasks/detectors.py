@@ -61,7 +61,7 @@ def build_detector(
     trainable = (3 if norm == "frozen" else 5) if trainable_layers is None else trainable_layers
     if not 0 <= trainable <= 5:
         raise NofmError(f"model.trainable_layers = {trainable}: a ResNet has 5 stages, so 0 to 5 of them are trained")
-    if backbone is None and (norm == "frozen" or trainable < 5):
+    if backbone is None and not blank and (norm == "frozen" or trainable < 5):
         what = "model.norm = frozen" if norm == "frozen" else f"model.trainable_layers = {trainable}"
         raise NofmError(
             f"{what}: would keep what chance has put there, since no model.backbone is given; use norm batch or group and all 5 layers"

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["CLASSES", "SHARED", "Problem", "known_classes"]
 
 CLASSES = "classes.json"  # in a run's folder: the names of its classes or categories, in the order of the network's outputs
-SHARED = ("task.kind", "model.name", "data.name", "data.root")  # settings of the groups task, model and data that all problems have
+# Settings of the groups task, model and data that all problems have.
+SHARED = ("task.kind", "model.name", "model.weights", "data.name", "data.root")
 
 
 class Problem:

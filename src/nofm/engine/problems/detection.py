@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.errors import DataError
-from ..complaints import Complaints, batch_divides, folder, number
+from ..complaints import Complaints, batch_divides, folder, number, weights
 from ..config import ConfigError, RunConfig
 from ..resolve import near
 from .base import CLASSES, Problem, known_classes
@@ -71,16 +71,12 @@ class Detection(Problem):
         yield from number("model.trainable_layers", m.trainable_layers, 0, 5, open_high=False)
         if m.norm not in ("frozen", "batch", "group", None):
             yield "model.norm", f"must be frozen, batch or group for {self.kind}"
-        if m.backbone is None:
+        if m.backbone is None and m.weights is None:
             if m.norm == "frozen":
                 yield "model.norm", "frozen would keep what chance has put there; give model.backbone, or use batch or group"
             if m.trainable_layers is not None and m.trainable_layers < 5:
                 yield "model.trainable_layers", "would keep what chance has put there; give model.backbone, or train all 5"
-        else:
-            path = Path(m.backbone)
-            if not (path / "model.safetensors" if path.is_dir() else path).is_file():
-                what = "has no model.safetensors" if path.is_dir() else "no such file or folder"
-                yield "model.backbone", f"{what}; give a finished run's folder or a safetensors file"
+        yield from weights("model.backbone", m.backbone)
 
     def _check_files(self, c: RunConfig, splits: tuple[str, ...] = ("train", "test")) -> Complaints:
         from ...data.coco import find_coco
@@ -207,5 +203,5 @@ def _model(c: RunConfig, categories: int, *, blank: bool = False) -> nn.Module:
         norm=m.norm,  # type: ignore[arg-type]
         backbone=m.backbone,
         trainable_layers=m.trainable_layers,
-        blank=blank,
+        blank=blank or m.weights is not None,
     )

@@ -1,0 +1,198 @@
+"""model.weights: a run begins with the weights of another, or of a file, or says why not. And a run that is refused leaves nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_runs import SMALL, changed
+from task_runs import config_of
+
+import nofm
+from nofm.cli.main import main
+from nofm.engine.build import make_loader, make_task
+from nofm.engine.config import ConfigError, RunConfig
+from nofm.engine.train import train
+from nofm.engine.validate import check
+from nofm.engine.world import joined_world
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A finished run of the sparse network: its file has the zeros written in."""
+    threads = torch.get_num_threads()
+    train(SMALL, out := tmp_path_factory.mktemp("first") / "run")
+    torch.set_num_threads(threads)
+    return out
+
+
+def beginning(config: RunConfig) -> dict[str, torch.Tensor]:
+    """The weights that a run of this configuration begins with."""
+    check(config)
+    torch.manual_seed(7)
+    with joined_world("cpu") as world:
+        return make_task(config, make_loader(config, world)).model.state_dict()
+
+
+def with_weights(source: Path, **groups: Any) -> RunConfig:
+    return changed(SMALL, **{**groups, "model": {**groups.get("model", {}), "weights": str(source)}})
+
+
+@pytest.mark.parametrize("form", ["a run", "a file", "a file in bf16"])
+def test_a_run_begins_with_them(run, tmp_path, form):
+    source, given = run, load_file(run / "model.safetensors")
+    if form != "a run":
+        given = {key: value.bfloat16() if "bf16" in form else value for key, value in given.items()}
+        save_file(given, source := tmp_path / "somewhere.safetensors")
+    begun = beginning(with_weights(source))
+    assert begun.keys() == given.keys()
+    for key, value in begun.items():
+        assert torch.equal(value, given[key].to(value.dtype)), key
+    assert not torch.equal(begun["conv1.weight"], beginning(SMALL)["conv1.weight"])
+
+
+def test_asp_prunes_them_at_once_and_run_json_says_which_they_were(run, tmp_path):
+    source = tmp_path / "source.safetensors"
+    source.write_bytes((run / "model.safetensors").read_bytes())
+    method = type(SMALL.sparsity.method)(kind="asp")
+    config = with_weights(source, sparsity={"method": method})
+    with pytest.raises(ConfigError, match="prune_at = none: must say when"):
+        check(changed(SMALL, sparsity={"method": method}))
+    train(config, tmp_path / "out")
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert facts["weights_from"] == {"file": str(source), "sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
+    before, after = load_file(source), load_file(tmp_path / "out" / "model.safetensors")
+    kept = [(before[key] != 0) == (after[key] != 0) for key in ("conv2.weight", "conv3.weight")]  # these were 2:4 already
+    assert all(same.double().mean() > 0.99 for same in kept)
+    assert main(["check", str(tmp_path / "out")]) == 0
+
+
+def test_a_classifier_of_other_classes_begins_at_random_and_is_told_of(run, tmp_path):
+    given = load_file(run / "model.safetensors")
+    last = next(key.removesuffix(".bias") for key in given if key.endswith(".bias") and given[key].shape == (10,))
+    given |= {f"{last}.weight": torch.randn(7, given[f"{last}.weight"].shape[1]), f"{last}.bias": torch.randn(7)}
+    save_file(given, tmp_path / "seven.safetensors")
+    with pytest.warns(UserWarning, match=rf"is of other classes; the classifier begins at random \({last}\.weight \(7, "):
+        begun = beginning(with_weights(tmp_path / "seven.safetensors"))
+    random = beginning(SMALL)
+    for key, value in begun.items():
+        assert torch.equal(value, random[key] if key.startswith(f"{last}.") else given[key]), key
+
+
+def refused(config: RunConfig) -> str:
+    with pytest.raises(nofm.NofmError) as told:
+        beginning(config)
+    return str(told.value)
+
+
+def test_weights_of_another_network_are_refused_by_name(run, tmp_path):
+    assert "these are not the weights of this network (of another shape: conv1.weight (16, 1, 3, 3) for (24, 1, 3, 3)" in refused(
+        with_weights(run, model={"width": 24})
+    )
+    given = load_file(run / "model.safetensors")
+    given["conv9.weight"] = given.pop("conv1.weight")
+    save_file(given, tmp_path / "renamed.safetensors")
+    assert "(missing: conv1.weight; unexpected: conv9.weight)" in refused(with_weights(tmp_path / "renamed.safetensors"))
+
+
+def test_what_is_no_file_of_weights_is_refused(run, tmp_path):
+    assert "nothing: no such file or folder; give a finished run's folder or a safetensors file" in refused(
+        with_weights(tmp_path / "nothing")
+    )
+    (tmp_path / "empty").mkdir()
+    assert "has no model.safetensors; give a finished run's folder" in refused(with_weights(tmp_path / "empty"))
+    assert "run.json: cannot be read as safetensors" in refused(with_weights(run / "run.json"))
+    config = with_weights(run, model={"pretrained": True, "name": "timm/resnet10t", "width": None, "norm": None})
+    assert "model.pretrained = true: has no effect beside model.weights" in refused(config)
+
+
+def test_held_out_images_that_they_were_trained_on_are_refused(run, tmp_path):
+    assert "data.held_out = 300: among these are images that the weights of" in refused(with_weights(run, data={"held_out": 300}))
+    held_out = changed(SMALL, data={"held_out": 300}, engine={"steps": 6})
+    train(held_out, tmp_path / "run")
+    beginning(with_weights(tmp_path / "run", data={"held_out": 300}))
+
+
+def test_outputs_that_mean_other_things_are_refused(run, tmp_path):
+    folder = tmp_path / "images"
+    for split in ("train", "val"):
+        for name in ("apple", "pear"):
+            (folder / split / name).mkdir(parents=True)
+            write_picture(folder / split / name / "1.png")
+            write_picture(folder / split / name / "2.png")
+    images = {"name": "folder", "root": str(folder), "size": 32, "crop": 0, "loader": "workers"}
+    short = {"steps": 2, "batch_size": 2, "workers": 0, "eval_every": 2}
+    config = changed(SMALL, data=images, model={"name": "cifar/resnet20"}, engine=short, schedule={"warmup": 0})
+    train(config, tmp_path / "fruit")
+    again = changed(config, model={"weights": str(tmp_path / "fruit")})
+    beginning(again)
+    for split in ("train", "val"):
+        (folder / split / "apple").rename(folder / split / "quince")
+    assert "its classes.json is not that of these data" in refused(again)
+
+
+def write_picture(path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (40, 40), (200, 30, 60)).save(path)
+
+
+def test_the_other_tasks_begin_with_them_too(finished, task_data):
+    for name in ("detection", "segmentation", "flow", "translation"):
+        config = config_of(name, task_data[name], model_weights=finished[name])
+        begun, given = beginning(config), load_file(finished[name] / "model.safetensors")
+        assert begun.keys() == given.keys()
+        assert all(torch.equal(begun[key], given[key]) for key in given)
+    other = config_of("translation", task_data["translation"], model_weights=finished["translation"], data_vocabulary=272)
+    assert "is not that of these data, so its outputs mean other things" in refused(other)
+
+
+# ---- what cannot be fetched, and what a refused run leaves ----
+
+
+def test_published_weights_that_cannot_be_fetched_are_one_line_and_leave_no_folder(monkeypatch, tmp_path, capsys):
+    import timm
+
+    real = timm.create_model
+
+    def create_model(name: str, *, pretrained: bool, **options: Any) -> Any:
+        if pretrained:
+            raise OSError("We couldn't connect to the hub\nand many lines more")
+        return real(name, pretrained=False, **options)
+
+    monkeypatch.setattr(timm, "create_model", create_model)
+    monkeypatch.chdir(tmp_path)
+    words = "train digits --model.name timm/resnet10t --model.width none --model.dropout none --model.pretrained --out runs/first"
+    assert main(words.split()) == 2
+    told = capsys.readouterr().err
+    assert "model.pretrained = true: the weights of timm/resnet10t could not be fetched (We couldn't connect to the hub)" in told
+    assert "Traceback" not in told
+    assert not Path("runs/first").exists()
+
+
+def test_a_refused_run_leaves_a_folder_that_was_there_and_what_others_have_put_there(monkeypatch, tmp_path, run):
+    config = with_weights(run, model={"width": 24})
+    (there := tmp_path / "there").mkdir()
+    with pytest.raises(ConfigError):
+        train(config, there)
+    assert there.is_dir()
+    with pytest.raises(ConfigError):
+        train(config, gone := tmp_path / "new" / "run")
+    assert not gone.exists()
+    train(SMALL, gone)  # and it can be given again
+    assert (gone / "model.safetensors").exists()
+    assert (gone / "events.jsonl").stat().st_size > 0
+
+
+def test_a_run_that_has_begun_is_never_removed(run, tmp_path):
+    train(changed(SMALL, engine={"steps": 6}), out := tmp_path / "run")
+    held = sorted(os.listdir(out))
+    with pytest.raises(ConfigError):
+        train(with_weights(run, model={"width": 24}), out, resume=True, allow_change=True)
+    assert sorted(os.listdir(out)) == held
