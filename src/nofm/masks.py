@@ -182,8 +182,10 @@ def _nth_largest(key_GM: Tensor, n: int) -> Tensor:
     return key_GM.sort(dim=-1, descending=True).values[..., n - 1 : n]
 
 
-def largest(scores: Tensor, keep: int) -> Tensor:
+def largest(scores: Tensor, keep: int, among: Tensor | None = None) -> Tensor:
     """True at the `keep` scores of largest magnitude of the whole tensor, the lower index first among equals: a mask without groups.
+
+    `among`: a mask outside of which nothing is True; inside, all are where they are fewer than `keep`.
 
     >>> largest(torch.tensor([[1.0, -3.0], [3.0, 0.5]]), 1)
     tensor([[False,  True],
@@ -193,7 +195,11 @@ def largest(scores: Tensor, keep: int) -> Tensor:
         raise PatternError(f"cannot keep {keep} of {scores.numel()} weights")
     if keep == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
-    return _keep_by_threshold(magnitude_key(scores).reshape(-1), keep).view(scores.shape)
+    key = magnitude_key(scores)
+    if among is None:
+        return keep_top(key.reshape(1, -1), keep).view(scores.shape)
+    key = key.masked_fill(~among, -1)  # below a kept weight that happens to be zero
+    return keep_top(key.reshape(1, -1), keep).view(scores.shape) & among
 
 
 def check_finite(weight: Tensor, name: str, step: int | None = None) -> None:

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from .. import shards
 from ..errors import OptimizerError
 from ..kernels import selection
-from ..masks import keep_top, magnitude_key
 from ..site import Site
 from .base import Memory, OwnedWeight, Step
 from .budget import allocate
@@ -37,7 +36,6 @@ __all__ = [
     "set_budget",
     "stored_masks",
     "strongest",
-    "top",
     "trained_by",
     "whole_weights",
 ]
@@ -117,28 +115,12 @@ def strongest(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[T
     `among`: masks, outside of which nothing is kept.
     """
     if len(budget) == len(scores):
-        return _tops(scores, budget, among)
+        return selection.largest(scores, budget, among)
     joined = torch.cat([score.reshape(-1) for score in scores])
-    [mask] = _tops([joined], budget, None if among is None else [torch.cat([mask.reshape(-1) for mask in among])])
+    inside = None if among is None else [torch.cat([mask.reshape(-1) for mask in among])]
+    [mask] = selection.largest([joined], budget, inside)
     parts = mask.split([score.numel() for score in scores])
     return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
-
-
-def _tops(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[Tensor] | None) -> list[Tensor]:
-    if selection.serves(scores):
-        return selection.largest(scores, budget, among)
-    inside: Sequence[Tensor | None] = among or [None] * len(scores)
-    return [top(score, keep, mask) for score, keep, mask in zip(scores, budget, inside, strict=True)]
-
-
-def top(score: Tensor, keep: int, among: Tensor | None) -> Tensor:
-    """True at the `keep` scores of largest magnitude, where `among` is True; at all of these where they are fewer."""
-    if keep == 0:
-        return torch.zeros_like(score, dtype=torch.bool)
-    if among is None:
-        return keep_top(magnitude_key(score).reshape(1, -1), keep).view(score.shape)
-    key = magnitude_key(score).masked_fill(~among, -1)  # below a kept weight that happens to be zero
-    return keep_top(key.reshape(1, -1), keep).view(score.shape) & among
 
 
 # ---- in a step ----
