@@ -76,9 +76,7 @@ class LotteryTicket(Method):
         pruning.check_one_optimizer("rewinding", memory)
         pruning.set_budget(sites, memory, self.sparsity, self.allocation)
         pruning.check_masks(sites, memory, self.sparsity)
-        for site in sites:
-            if site.stored_mask is None:
-                site.freeze(torch.ones(site.weight.shape, dtype=torch.bool, device=site.weight.device))
+        pruning.keep_all_(sites)
         if self.rewind_to == 0:
             _remember(memory)
 
@@ -118,12 +116,10 @@ class LotteryTicket(Method):
         if not (number := self._round(step.number)):
             return
         owned = pruning.owned_of(step)
-        weights, final = pruning.whole_weights(owned), pruning.budget_of(step)
+        weights = pruning.whole_weights(owned)
         for one, weight in zip(owned, weights, strict=True):
             check_finite(weight, one.site.key, step.number)
-        sizes = [weight.numel() for weight in weights]
-        rooms = sizes if len(final) == len(sizes) else [sum(sizes)]
-        budget = [round(room * (keep / room) ** (number / self.rounds)) for room, keep in zip(rooms, final, strict=True)]
+        budget = [round(room * (keep / room) ** (number / self.rounds)) for room, keep in pruning.room_and_budget(step, weights)]
         masks = pruning.strongest(weights, budget, pruning.stored_masks(owned))
         _rewind(step.memory)
         for one, mask in zip(owned, masks, strict=True):

@@ -1,4 +1,4 @@
-"""What the methods that prune by rank share: a budget, the strongest weights of a layer or of all layers, and masks put on.
+"""What methods that prune share: a budget, the strongest weights of a layer or of all layers, and masks put on.
 
 A budget is one number for each layer ("uniform", "erk": see `budget`), or a single one where all layers compete ("global"). The
 order is that of all masks: larger magnitude first, then lower index, and lower layer.
@@ -28,11 +28,12 @@ __all__ = [
     "check_one_optimizer",
     "check_pool",
     "clear_",
+    "keep_all_",
     "keep_zero_",
     "keeps_more",
-    "on_the_way",
     "owned_of",
     "put_on_",
+    "room_and_budget",
     "set_budget",
     "stored_masks",
     "strongest",
@@ -102,11 +103,17 @@ def _kept_and_budget(sites: Sequence[Site], memory: Memory) -> list[tuple[str, i
     return [(site.name, site.kept(), int(held[f"{site.key}:keep"])) for site in sites]
 
 
-def on_the_way(step: Step, sizes: Sequence[int], share: float) -> list[int]:
-    """Budgets of a schedule: all weights where `share` is 0, what `set_budget` has found where it is 1."""
-    budget = budget_of(step)
-    rooms = sizes if len(budget) == len(sizes) else [sum(sizes)]
-    return [room - round((room - keep) * share) for room, keep in zip(rooms, budget, strict=True)]
+def room_and_budget(step: Step, weights: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """How many weights there are and how many `set_budget` has found to keep, of each layer or ("global") of all together."""
+    budget, sizes = budget_of(step), [weight.numel() for weight in weights]
+    return list(zip(sizes if len(budget) == len(sizes) else [sum(sizes)], budget, strict=True))
+
+
+def keep_all_(sites: Sequence[Site]) -> None:
+    """Freeze a mask of ones where there is none yet, for prunings to come to take from."""
+    for site in sites:
+        if site.stored_mask is None:
+            site.freeze(torch.ones(site.weight.shape, dtype=torch.bool, device=site.weight.device))
 
 
 def strongest(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[Tensor] | None = None) -> list[Tensor]:
