@@ -12,8 +12,8 @@ from .. import shards
 from ..kernels import selection
 from ..site import Site
 from .base import Memory, Step
-from .budget import check_weight
 from .draws import draw
+from .options import check_weight
 from .rewiring import Connections, alive
 
 __all__ = ["DeepRewiring"]

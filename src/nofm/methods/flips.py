@@ -37,7 +37,7 @@ from ..kernels import ops
 from ..masks import pack, unpack
 from ..site import Site
 from .base import Memory, OwnedWeight, Step
-from .budget import check_share, check_whole
+from .options import check_share, check_whole
 from .pruning import check_one_optimizer
 
 __all__ = ["PROBE", "SHARE", "SHORT", "Search", "check_options", "decay_of", "remember", "spare_control_", "watch"]

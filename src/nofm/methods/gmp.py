@@ -11,11 +11,10 @@ from ..masks import check_finite
 from ..schedules import cubic
 from ..site import Site
 from .base import Memory, Method, Step
-from .budget import check_given, check_share, check_whole
+from .options import check_given, check_one_of, check_share, check_whole
 from .pruning import (
     Pool,
     check_masks,
-    check_pool,
     keep_all_,
     keep_zero_,
     keeps_more,
@@ -69,7 +68,7 @@ class GMP(Method):
         check_given(self, "end_at", "the step at which its sparsity is reached, such as three quarters of the steps that you train")
         check_whole("end_at", self.end_at, least=1)
         check_whole("every", self.every, least=1)
-        check_pool(self.allocation)
+        check_one_of("allocation", self.allocation, Pool)
         if self.end_at < self.begin_at:
             raise OptimizerError(f"end_at={self.end_at} comes before begin_at={self.begin_at}")
 

@@ -17,8 +17,8 @@ from ..masks import check_finite
 from ..site import Site
 from . import pruning
 from .base import Memory, Method, Step
-from .budget import check_given, check_share, check_whole
 from .inside import ABSENT, number_tensor, numbers_in_groups, put_back
+from .options import check_given, check_one_of, check_share, check_whole
 from .pruning import Pool
 
 __all__ = ["LotteryTicket"]
@@ -65,7 +65,7 @@ class LotteryTicket(Method):
         check_given(self, "every", "the steps of its first training; all together it trains every + rounds * (every - rewind_to) steps")
         check_whole("every", self.every, least=1)
         check_whole("rewind_to", self.rewind_to)
-        pruning.check_pool(self.allocation)
+        check_one_of("allocation", self.allocation, Pool)
         if self.rewind_to >= self.every:
             raise OptimizerError(f"rewind_to={self.rewind_to} must come before the end of the first training, every={self.every}")
 

@@ -7,7 +7,7 @@ order is that of all masks: larger magnitude first, then lower index, and lower 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ __all__ = [
     "budget_of",
     "check_masks",
     "check_one_optimizer",
-    "check_pool",
     "clear_",
     "keep_all_",
     "keep_zero_",
@@ -42,12 +41,6 @@ __all__ = [
 ]
 
 Pool: TypeAlias = Literal["uniform", "erk", "global"]
-
-
-def check_pool(value: object) -> None:
-    """Raise unless `value` says which weights compete with which."""
-    if value not in get_args(Pool):
-        raise OptimizerError(f"allocation={value!r} is not one of {', '.join(map(repr, get_args(Pool)))}")
 
 
 def check_one_optimizer(name: str, memory: Memory) -> None:

@@ -20,8 +20,9 @@ from ..errors import OptimizerError
 from ..kernels import selection
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
-from .budget import Allocation, allocate, check_allocation, check_share, check_whole
+from .budget import Allocation, allocate
 from .inside import states_of
+from .options import check_one_of, check_share, check_whole
 
 __all__ = ["Connections", "Rewiring", "alive", "best", "chance", "reset_momentum_"]
 
@@ -48,7 +49,7 @@ class Connections(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("sparsity", self.sparsity)
-        check_allocation(self.allocation)
+        check_one_of("allocation", self.allocation, Allocation)
         check_whole("seed", self.seed)
 
     def lens(self) -> ste.Lens:

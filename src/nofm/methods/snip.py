@@ -12,7 +12,7 @@ from .. import shards, ste
 from ..errors import OptimizerError
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
-from .budget import check_share, check_whole
+from .options import check_share, check_whole
 from .pruning import budget_of, check_masks, clear_, keep_zero_, owned_of, put_on_, set_budget, strongest, trained_by, whole_weights
 
 __all__ = ["SNIP"]
