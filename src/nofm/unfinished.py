@@ -9,15 +9,26 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import nn
 
 from .following import alive
-from .layers import SparseModule
 from .site import Site
 
-__all__ = ["GIVEN_TO", "TRAINED_BY", "Training", "too_early", "trainings", "unfollowed", "who_keeps_more", "why_more"]
+__all__ = [
+    "Training",
+    "forget",
+    "note",
+    "too_early",
+    "training_of",
+    "trainings",
+    "unfollowed",
+    "was_trained",
+    "who_keeps_more",
+    "why_more",
+]
 
 
 class Training(Protocol):
@@ -30,14 +41,41 @@ class Training(Protocol):
         """What it has yet to do, as half a sentence with the step at which it will be done; "" where nothing is left."""
 
 
-# Which method trains a layer; `attach` writes it. Not in the layer, which would be copied with it, and by a reference that keeps nothing
-# alive: where the optimizer is gone, so is its method.
-TRAINED_BY: weakref.WeakKeyDictionary[SparseModule, weakref.ref[Training]] = weakref.WeakKeyDictionary()
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    """What a module of a model has to do with the method that the model was given to."""
+
+    training: weakref.ref[Training]
+    trains: bool  # whether it trains a weight of this very module. It does not where that is dense, or has become sparse later
 
 
-# Every module of a model that `attach` was given, sparse or not, and the method: layers below it that become sparse later are none that it
-# follows.
-GIVEN_TO: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Training]] = weakref.WeakKeyDictionary()
+# Every module of a model that `attach` was given, sparse or not. Not in the module, which would be copied with it, and by a reference that
+# keeps nothing alive: where the optimizer is gone, so is its method.
+_ATTACHED: weakref.WeakKeyDictionary[nn.Module, _Attached] = weakref.WeakKeyDictionary()
+
+
+def note(model: nn.Module, trained: Mapping[nn.Module, Training]) -> None:
+    """Remember that a method is at work in `model`, and what trains which of its layers."""
+    first = next(iter(trained.values()))
+    _ATTACHED.update((module, _Attached(weakref.ref(trained.get(module, first)), module in trained)) for module in model.modules())
+
+
+def forget(ended: Sequence[Training]) -> None:
+    """Say that these have ended."""
+    for module in alive(_ATTACHED):
+        if (attached := _ATTACHED.get(module)) is not None and attached.training() in ended:
+            del _ATTACHED[module]
+
+
+def was_trained(site: Site) -> bool:
+    """Whether a method was attached to the layer, and not detached. It may have ended all the same, see `training_of`."""
+    return (attached := _ATTACHED.get(site.module)) is not None and attached.trains
+
+
+def training_of(site: Site) -> Training | None:
+    """What trains the layer now: nothing where no method is attached, or the optimizer of the one that was is gone."""
+    attached = _ATTACHED.get(site.module)
+    return attached.training() if attached is not None and attached.trains else None
 
 
 def unfollowed(made: Mapping[str, nn.Module]) -> str:
@@ -58,13 +96,16 @@ def unfollowed(made: Mapping[str, nn.Module]) -> str:
 
 def _missed(made: Mapping[str, nn.Module]) -> dict[str, str]:
     """The layers of `made` that lie in a model with a method and are not trained by one, as they are called there, and the method."""
-    at_work = [(module, training) for module in alive(GIVEN_TO) if (training := _still(GIVEN_TO, module)) is not None]
     around: dict[int, tuple[str, str]] = {}
-    for module, training in at_work:
+    trained: set[int] = set()
+    for module in alive(_ATTACHED):
+        if (attached := _ATTACHED.get(module)) is None or (training := attached.training()) is None:
+            continue
+        if attached.trains:
+            trained.add(id(module))
         for name, part in module.named_modules():
             if len(name) >= len(around.get(id(part), ("", ""))[0]):  # seen from the outermost, which may be gone
                 around[id(part)] = name, training.name()
-    trained = {id(module) for module in alive(TRAINED_BY) if _still(TRAINED_BY, module) is not None}
     found = [(name, *around[id(module)]) for name, module in made.items() if id(module) in around and id(module) not in trained]
     return {there or here: method for here, there, method in found}
 
@@ -80,7 +121,7 @@ def who_keeps_more(found: Sequence[Site]) -> str:
 
 def why_more(found: Sequence[Site]) -> str:
     """Why that is so, and until when."""
-    training = _training(next(site for site in found if site.keeps_more))
+    training = training_of(next(site for site in found if site.keeps_more))
     if training is None:
         return (
             "no method is attached that would prune it. A copy (EMA) is as its model was when it was made: by Dense, or before the step at "
@@ -92,21 +133,10 @@ def why_more(found: Sequence[Site]) -> str:
 
 def trainings(found: Sequence[Site]) -> list[Training]:
     """What trains these layers."""
-    return [training for site in found if (training := _training(site)) is not None]
+    return [training for site in found if (training := training_of(site)) is not None]
 
 
 def too_early(what: str, at_work: Iterable[Training]) -> str:
     """A warning where one of these is `what` (folded, detached) before it has finished; "" where all have done their part."""
     left = next((left for training in at_work if (left := training.unfinished())), "")
     return f"{left}. It is {what} before that: train until then, or attach it with options that fit the steps that you take" if left else ""
-
-
-def _training(site: Site) -> Training | None:
-    """The method that trains the layer, where one is attached."""
-    return _still(TRAINED_BY, site.module)
-
-
-def _still(registry: weakref.WeakKeyDictionary[Any, weakref.ref[Training]], module: nn.Module) -> Training | None:
-    """What a registry has of a module, if its optimizer is still there."""
-    found = registry.get(module)
-    return None if found is None else found()
