@@ -33,8 +33,7 @@ from .layers import SparseModule
 from .masks import Grouping, check_finite
 from .patterns import Pattern, PatternLike
 from .plain import plain_number
-from .site import parameter_name, plain_name
-from .sparsifying import unwrap
+from .site import parameter_name, plain_name, unwrap
 
 __all__ = ["CANDIDATES", "STRATEGY", "Strategy", "allocate_patterns"]
 
@@ -119,7 +118,7 @@ def allocate_patterns(
     else:
         _set_losses(model, layers, axis, by, gradients, loss)
         picks = _hulls(layers, limit)
-    assert sum(layer.options[i].cost for layer, i in zip(layers, picks, strict=True)) <= limit, "the budget is exceeded"
+    assert _total(layers, picks) <= limit, "the budget is exceeded"
     by_name = {c.name: layer.options[i].pattern for layer, i in zip(layers, picks, strict=True) for c in layer.members}
     by_name |= dict.fromkeys(dense)
     return {c.name: by_name[c.name] for c in find_candidates(model) if c.name in by_name}

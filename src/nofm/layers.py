@@ -36,7 +36,6 @@ __all__ = [
     "in_onnx_export",
     "make_sparse_",
     "restore_class_",
-    "seen_now",
     "store_mask_",
     "stored_mask",
     "swap_readers_",
@@ -65,16 +64,6 @@ class _Sparse:
         own = self.grouping.pattern
         kept = own.m if self.lens is ste.dense else self.seen_grouping.pattern.n
         return "" if kept <= own.n else "dense" if kept == own.m else f"{kept}:{own.m}"
-
-
-def seen_now(model: nn.Module) -> str:
-    """A sentence on the layers that do not compute with their pattern yet, for those who count by it; "" where all of them do."""
-    sparse = [held for module in model.modules() if isinstance(module, SparseModule) for held in module._nofm.values()]
-    if not (wider := [held.now for held in sparse if held.now]):
-        return ""
-    layers = f"{len(wider)} of {len(sparse)} sparse layers" if len(sparse) > 1 else "the sparse layer"
-    compute = "computes with more weights than its" if len(wider) == 1 else "compute with more weights than their"
-    return f"now {layers} {compute} pattern keeps ({', '.join(dict.fromkeys(wider))}); what is kept is counted by the pattern"
 
 
 def _buffer(param: str) -> str:

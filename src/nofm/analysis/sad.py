@@ -26,8 +26,7 @@ from ..kernels.select import Path, choose, forced_path
 from ..layers import SparseModule
 from ..masks import Grouping, differing, pack
 from ..plain import plain_number
-from ..site import Site, sites
-from ..sparsifying import unwrap
+from ..site import Site, sites, unwrap
 
 __all__ = ["SAD", "Divergence", "sad_of_forwards"]
 

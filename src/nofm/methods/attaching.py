@@ -15,8 +15,7 @@ from .. import shards, ste
 from ..errors import NotCopiedError, OptimizerError
 from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
-from ..site import Site, sites
-from ..sparsifying import unwrap
+from ..site import Site, shortly, sites, unwrap
 from ..unfinished import forget, note, too_early, training_of, was_trained
 from . import saved
 from .base import Memory, Method
@@ -170,11 +169,6 @@ class _NotCopiedAttribute(NotCopiedError, AttributeError):
     """As `hasattr` wants it."""
 
 
-def _shortly(what: object) -> str:
-    """A class or a name as it is written, anything else (a whole network) by its type."""
-    return repr(what) if isinstance(what, str | type | None) else f"a {type(what).__name__}"
-
-
 def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], *, fused: bool = False) -> Handle:
     """Train `model` by `method` from now on, in the steps that `optimizer` takes. The training loop stays as it is.
 
@@ -190,7 +184,7 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     """
     if not isinstance(method, Method):
         raise OptimizerError(
-            f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {_shortly(method)}; attach(method, model, optimizer)"
+            f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {shortly(method)}; attach(method, model, optimizer)"
         )
     saved.check_options(method)
     if not isinstance(model, nn.Module):
