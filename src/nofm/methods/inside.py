@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 __all__ = [
     "ABSENT",
     "as_tensor",
+    "clear_",
     "groups_of",
     "number_tensor",
     "numbers_in_groups",
@@ -28,6 +29,10 @@ __all__ = [
 
 _NONE = torch.empty(0)  # None, among tensors
 ABSENT = torch.empty(0, 0)  # no entry at all
+
+# What torch's optimizers remember that starts as zeros.
+_MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta", "sum")
+_FROM_ZERO = ("step", *_MOMENTS, "row_var", "col_var", "variance")
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
@@ -59,6 +64,23 @@ def rememberers(optimizer: Optimizer) -> list[Optimizer]:
 def states_of(optimizer: Optimizer, param: Tensor) -> list[tuple[Optimizer, dict[Any, Any]]]:
     """What each of its `rememberers` remembers of `param`."""
     return [(each, each.state.get(param, {})) for each in rememberers(optimizer)]
+
+
+def clear_(state: dict[str, object], optimizer: Optimizer) -> None:
+    """Make the optimizer forget a parameter: zeros, which is how most of torch's start, in the places where a CUDA graph looks for them.
+
+    Not all do: NAdam multiplies what starts as 1, Rprop's step sizes start as its learning rate, SGD dampens all gradients but the first,
+    and an optimizer from elsewhere may count its steps in a number of Python's, or start from ones. Such a state is emptied, and the
+    optimizer makes it anew in its next step.
+    """
+    is_known = any(cls.__module__.startswith("torch.optim.") for cls in type(optimizer).__mro__ if cls is not Optimizer)
+    is_known = is_known and not any(group.get("dampening") for group in optimizer.param_groups)
+    if is_known and all(value is None or (name in _FROM_ZERO and isinstance(value, Tensor)) for name, value in state.items()):
+        for value in state.values():
+            if isinstance(value, Tensor):
+                value.zero_()
+    else:
+        state.clear()
 
 
 def as_tensor(value: Any) -> Tensor | None:

@@ -6,12 +6,11 @@ order is that of all masks: larger magnitude first, then lower index, and lower 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from .. import shards
 from ..errors import OptimizerError
@@ -19,14 +18,12 @@ from ..kernels import selection
 from ..site import Site
 from .base import Memory, OwnedWeight, Step
 from .budget import allocate
-from .inside import rememberers
 
 __all__ = [
     "Pool",
     "budget_of",
     "check_masks",
     "check_one_optimizer",
-    "clear_",
     "keep_all_",
     "keep_zero_",
     "keeps_more",
@@ -36,7 +33,6 @@ __all__ = [
     "set_budget",
     "stored_masks",
     "strongest",
-    "trained_by",
     "whole_weights",
 ]
 
@@ -152,36 +148,3 @@ def keep_zero_(step: Step) -> None:
     for owned in owned_of(step):
         if owned.site.stored_mask is not None:
             owned.weight.masked_fill_(~owned.mask(), 0.0)
-
-
-# ---- the optimizer's own state ----
-
-# What torch's optimizers remember that starts as zeros.
-_MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta", "sum")
-_FROM_ZERO = ("step", *_MOMENTS, "row_var", "col_var", "variance")
-
-
-def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, list[tuple[Optimizer, dict[str, object]]]]]:
-    """Every parameter that the optimizer moves, by its place in it, and what it and the optimizers inside it remember of it."""
-    for i, optimizer in enumerate(memory.optimizers):
-        knowing = rememberers(optimizer)
-        for j, group in enumerate(optimizer.param_groups):
-            for k, param in enumerate(group["params"]):
-                yield f"{i}.{j}.{k}", param, [(each, each.state.get(param, {})) for each in knowing]
-
-
-def clear_(state: dict[str, object], optimizer: Optimizer) -> None:
-    """Make the optimizer forget a parameter: zeros, which is how most of torch's start, in the places where a CUDA graph looks for them.
-
-    Not all do: NAdam multiplies what starts as 1, Rprop's step sizes start as its learning rate, SGD dampens all gradients but the first,
-    and an optimizer from elsewhere may count its steps in a number of Python's, or start from ones. Such a state is emptied, and the
-    optimizer makes it anew in its next step.
-    """
-    is_known = any(cls.__module__.startswith("torch.optim.") for cls in type(optimizer).__mro__ if cls is not Optimizer)
-    is_known = is_known and not any(group.get("dampening") for group in optimizer.param_groups)
-    if is_known and all(value is None or (name in _FROM_ZERO and isinstance(value, Tensor)) for name, value in state.items()):
-        for value in state.values():
-            if isinstance(value, Tensor):
-                value.zero_()
-    else:
-        state.clear()
