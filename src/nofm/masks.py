@@ -124,8 +124,7 @@ def magnitude_key(weight: Tensor) -> Tensor:
     if weight.dtype not in _BITS:
         raise PatternError(f"an N:M mask is made from floating-point weights ({', '.join(map(str, _BITS))}), got {weight.dtype}")
     if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(weight):
-        key: Tensor = _Key.apply(weight.detach())
-        return key
+        return _Key.apply(weight.detach())
     bits = weight.detach().view(_BITS[weight.dtype])
     return bits & torch.iinfo(bits.dtype).max
 

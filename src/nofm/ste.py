@@ -63,8 +63,7 @@ def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None, 
     """
     dtype = dtype or weight.dtype
     if not is_traced(weight):
-        result: Tensor = _MaskedStraightThrough.apply(_away_from_leaf(weight), grouping, dtype)
-        return result
+        return _MaskedStraightThrough.apply(_away_from_leaf(weight), grouping, dtype)
     if torch.compiler.is_compiling() and (compiled := compiled_masked(weight, grouping, dtype)) is not None:
         return compiled
     return _passed_through(weight, shards.mask(weight, grouping)).to(dtype)
@@ -119,8 +118,7 @@ class RefinedBackward:
     refine: Refinement
 
     def __call__(self, weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
-        result: Tensor = _RefinedStraightThrough.apply(weight, shards.mask(weight, grouping), self.decay, self.refine)
-        return result
+        return _RefinedStraightThrough.apply(weight, shards.mask(weight, grouping), self.decay, self.refine)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,8 +150,7 @@ def _passed_through(weight: Tensor, mask: Tensor) -> Tensor:
     # While exporting, no: see `compiled_masked` for the flag.
     if torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag and type(weight) in (Tensor, torch.nn.Parameter):
         return _copied_and_pruned(weight, mask)
-    result: Tensor = _StraightThrough.apply(weight, mask)
-    return result
+    return _StraightThrough.apply(weight, mask)
 
 
 def _copied_and_pruned(weight: Tensor, mask: Tensor) -> Tensor:

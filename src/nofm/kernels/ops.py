@@ -152,8 +152,7 @@ def compiled_masked(weight: Tensor, grouping: Grouping, dtype: torch.dtype) -> T
     stride = axis_stride(weight, grouping)
     if stride is None:
         return None
-    result: Tensor = torch.ops.nofm.masked(weight, grouping.pattern.n, grouping.pattern.m, stride, dtype)
-    return result
+    return torch.ops.nofm.masked(weight, grouping.pattern.n, grouping.pattern.m, stride, dtype)
 
 
 def _differentiates_forward() -> bool:
