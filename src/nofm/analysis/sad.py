@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 
 from .. import following, shards, ste
 from ..errors import NofmError
-from ..kernels.multi import Fleet, axis_stride, bits_bytes, bits_lane, unpack_bits
+from ..kernels.layout import axis_stride
+from ..kernels.multi import Fleet, bits_bytes, bits_lane, unpack_bits
 from ..kernels.select import Path, choose, forced_path
 from ..layers import SparseModule
 from ..masks import Grouping, differing, pack

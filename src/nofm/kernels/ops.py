@@ -17,7 +17,8 @@ from torch.autograd import forward_ad
 from ..masks import Grouping
 from ..patterns import Pattern
 from . import cpu
-from .multi import Fleet, axis_stride, constants, lie_alike
+from .layout import axis_stride, lie_alike
+from .multi import Fleet, constants
 from .select import MAX_M_TRITON, Path, choose, forced_path, has_triton, interpreting, is_traced
 from .ways import way_for
 
