@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+from ..allocate import in_proportion
 from ..errors import OptimizerError
 from .options import check_one_of, check_share
 
@@ -45,24 +46,10 @@ def shares(total: int, parts: Sequence[float], room: Sequence[int], least: int =
     equals.
     """
     assert least * len(room) <= total <= sum(room), f"{total} does not fit in {list(room)}"
-    exact = _in_proportion(total, parts, room)
+    exact = in_proportion(float(total), parts, room)
     counts = [min(most, max(least, int(share))) for share, most in zip(exact, room, strict=True)]
     while sum(counts) < total:
         counts[min((i for i, most in enumerate(room) if counts[i] < most), key=lambda i: counts[i] - exact[i])] += 1
     while sum(counts) > total:  # where `least` gave more than the share
         counts[max((i for i in range(len(room)) if counts[i] > least), key=lambda i: counts[i] - exact[i])] -= 1
     return counts
-
-
-def _in_proportion(total: int, parts: Sequence[float], room: Sequence[int]) -> list[float]:
-    """The exact shares. Those that would get more than they have room for are full; the others share what that leaves, and so on."""
-    exact, open_ = [0.0] * len(room), list(range(len(room)))
-    while open_:
-        left = total - sum(exact)
-        weights = parts if sum(parts[i] for i in open_) > 0 else room  # without parts there is no other proportion than room
-        whole = sum(weights[i] for i in open_) or 1
-        full = [i for i in open_ if left * weights[i] >= room[i] * whole]
-        for i in full or open_:
-            exact[i] = room[i] if full else left * weights[i] / whole
-        open_ = [i for i in open_ if i not in full] if full else []
-    return exact
