@@ -29,7 +29,6 @@ from .masks import Grouping, largest
 
 __all__ = [
     "SparseModule",
-    "autocast_type",
     "casts",
     "dense_class",
     "forget_mask_",
@@ -309,7 +308,7 @@ def _masked(module: SparseModule) -> dict[str, Any]:
             )
         weight = getattr(module, param)
         if sparse.lens is ste.straight_through or isinstance(sparse.lens, ste.Wider):
-            seen = ste.straight_through(weight, sparse.seen_grouping, None, autocast_type(module, weight))
+            seen = ste.straight_through(weight, sparse.seen_grouping, None, _autocast_type(module, weight))
         else:
             seen = sparse.lens(weight, sparse.grouping, stored_mask(module, param))
         masked[param] = _laid_out_like(weight, seen)
@@ -323,7 +322,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 _CASTING = frozenset(kind.forward for kind in (nn.Linear, *_CONVOLUTIONS, nn.MultiheadAttention))
 
 
-def autocast_type(module: SparseModule, weight: Tensor) -> torch.dtype | None:
+def _autocast_type(module: SparseModule, weight: Tensor) -> torch.dtype | None:
     """The type that autocast is going to cast `weight` to inside the layer's forward, or None."""
     device = weight.device.type
     if weight.dtype != torch.float32 or device == "meta" or not torch.is_autocast_enabled(device):

@@ -16,7 +16,7 @@ Pruned positions are selected, not multiplied away: Inf * 0 is NaN and -1 * 0 is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from . import shards
 from .kernels.ops import compiled_masked, masked
 from .kernels.select import is_traced
+from .kernels.steps import Refinement
 from .masks import Grouping
 
 __all__ = [
@@ -40,8 +41,6 @@ __all__ = [
     "select",
     "straight_through",
 ]
-
-Refinement: TypeAlias = Literal["weight", "sign", "gradient"]
 
 
 class Lens(Protocol):

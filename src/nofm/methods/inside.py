@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 __all__ = [
     "ABSENT",
-    "as_tensor",
     "clear_",
     "groups_of",
     "number_tensor",
@@ -83,7 +82,7 @@ def clear_(state: dict[str, object], optimizer: Optimizer) -> None:
         state.clear()
 
 
-def as_tensor(value: Any) -> Tensor | None:
+def _as_tensor(value: Any) -> Tensor | None:
     """A copy of a number, None, a tensor or a list of numbers, as saved states hold it; None where `value` is something else."""
     if value is None:
         return _NONE
@@ -100,10 +99,10 @@ def number_tensor(value: Any) -> Tensor:
 
 
 def numbers_in_groups(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """All that `as_tensor` knows in the groups of the optimizers, by place and name: "0.1:step" of the second group of the first."""
+    """All that `_as_tensor` knows in the groups of the optimizers, by place and name: "0.1:step" of the second group of the first."""
     found: dict[str, Tensor] = {}
     for place, group in _places(optimizers):
-        values = {f"{place}:{what}": as_tensor(value) for what, value in group.items() if what != "params"}
+        values = {f"{place}:{what}": _as_tensor(value) for what, value in group.items() if what != "params"}
         found |= {name: value for name, value in values.items() if value is not None}
     return found
 
