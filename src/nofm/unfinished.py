@@ -14,21 +14,12 @@ from typing import Protocol
 
 from torch import nn
 
+from . import ste
+from .errors import OptimizerError
 from .following import alive
 from .site import Site
 
-__all__ = [
-    "Training",
-    "forget",
-    "note",
-    "too_early",
-    "training_of",
-    "trainings",
-    "unfollowed",
-    "was_trained",
-    "who_keeps_more",
-    "why_more",
-]
+__all__ = ["Training", "check_free", "note_attached", "note_detached", "too_early", "trainings", "unfollowed", "who_keeps_more", "why_more"]
 
 
 class Training(Protocol):
@@ -46,7 +37,7 @@ class _Attached:
     """What a module of a model has to do with the method that the model was given to."""
 
     training: weakref.ref[Training]
-    trains: bool  # whether it trains a weight of this very module. It does not where that is dense, or has become sparse later
+    trains: bool  # whether it trains a weight of this very module; not of one that is dense, or has become sparse later
 
 
 # Every module of a model that `attach` was given, sparse or not. Not in the module, which would be copied with it, and by a reference that
@@ -54,35 +45,36 @@ class _Attached:
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, _Attached] = weakref.WeakKeyDictionary()
 
 
-def note(model: nn.Module, trained: Mapping[nn.Module, Training]) -> None:
+def note_attached(model: nn.Module, trained: Mapping[nn.Module, Training]) -> None:
     """Remember that a method is at work in `model`, and what trains which of its layers."""
     first = next(iter(trained.values()))
     _ATTACHED.update((module, _Attached(weakref.ref(trained.get(module, first)), module in trained)) for module in model.modules())
 
 
-def forget(ended: Sequence[Training]) -> None:
+def note_detached(ended: Sequence[Training]) -> None:
     """Say that these have ended."""
     for module in alive(_ATTACHED):
         if (attached := _ATTACHED.get(module)) is not None and attached.training() in ended:
             del _ATTACHED[module]
 
 
-def was_trained(site: Site) -> bool:
-    """Whether a method was attached to the layer, and not detached. It may have ended all the same, see `training_of`."""
-    return (attached := _ATTACHED.get(site.module)) is not None and attached.trains
-
-
-def training_of(site: Site) -> Training | None:
-    """What trains the layer now: nothing where no method is attached, or the optimizer of the one that was is gone."""
-    attached = _ATTACHED.get(site.module)
-    return attached.training() if attached is not None and attached.trains else None
+def check_free(found: Iterable[Site]) -> None:
+    """Raise if a method is attached to an optimizer that somebody still has. One whose optimizer is gone has ended without a word."""
+    taken = [(site, attached) for site in found if (attached := _ATTACHED.get(site.module)) is not None and attached.trains]
+    if taken:
+        gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
+    for site, attached in taken:
+        if attached.training() is not None:
+            raise OptimizerError(f"{site.name} has a method attached already; call detach() on the handle that attach has returned first")
+        if site.stored_mask is None:
+            site.look_through(ste.straight_through)  # as `detach` would have left it
 
 
 def unfollowed(made: Mapping[str, nn.Module]) -> str:
     """A warning where some of these layers (by name), which become sparse now, are of a model that a method is attached to and are not
     followed by it; "" where there are none. A method whose optimizer is gone has ended."""
     if _missed(made):
-        gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
+        gc.collect()  # as above
     if not (missed := _missed(made)):
         return ""
     names = ", ".join(list(missed)[:3]) + f" and {len(missed) - 3} more" * (len(missed) > 3)
@@ -121,7 +113,7 @@ def who_keeps_more(found: Sequence[Site]) -> str:
 
 def why_more(found: Sequence[Site]) -> str:
     """Why that is so, and until when."""
-    training = training_of(next(site for site in found if site.keeps_more))
+    training = _training_of(next(site for site in found if site.keeps_more))
     if training is None:
         return (
             "no method is attached that would prune it. A copy (EMA) is as its model was when it was made: by Dense, or before the step at "
@@ -133,10 +125,16 @@ def why_more(found: Sequence[Site]) -> str:
 
 def trainings(found: Sequence[Site]) -> list[Training]:
     """What trains these layers."""
-    return [training for site in found if (training := training_of(site)) is not None]
+    return [training for site in found if (training := _training_of(site)) is not None]
 
 
 def too_early(what: str, at_work: Iterable[Training]) -> str:
     """A warning where one of these is `what` (folded, detached) before it has finished; "" where all have done their part."""
     left = next((left for training in at_work if (left := training.unfinished())), "")
     return f"{left}. It is {what} before that: train until then, or attach it with options that fit the steps that you take" if left else ""
+
+
+def _training_of(site: Site) -> Training | None:
+    """The method that trains the layer, where one is attached and its optimizer is still there."""
+    attached = _ATTACHED.get(site.module)
+    return attached.training() if attached is not None and attached.trains else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from ..errors import NotCopiedError, OptimizerError
 from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
 from ..site import Site, shortly, sites, unwrap
-from ..unfinished import forget, note, too_early, training_of, was_trained
+from ..unfinished import check_free, note_attached, note_detached, too_early
 from . import saved
 from .base import Memory, Method
 from .driver import Driver
@@ -47,7 +46,7 @@ class Handle:
             self.detach()
             raise
         self._drivers = [Driver(method, optimizer, follow, self.memory, fused) for optimizer, follow in owners]
-        note(model, {module: driver for driver in self._drivers for site, _ in driver.follow for module, _ in site.users})
+        note_attached(model, {module: driver for driver in self._drivers for site, _ in driver.follow for module, _ in site.users})
 
     def _check_begun(self, site: Site) -> None:
         minds_it = site.lens in (ste.frozen, ste.held) or isinstance(site.lens, ste.SoftThreshold)
@@ -107,7 +106,7 @@ class Handle:
             is_ours = isinstance(site.module, SparseModule) and site.module._nofm is marked
             if is_ours and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
-        forget(self._drivers)
+        note_detached(self._drivers)
         self._lenses = []  # a second detach must not take a later method's lenses away
         if said:
             warnings.warn(said, stacklevel=2)  # last: where warnings are errors it would never be detached
@@ -195,7 +194,7 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     found = list(sites(model))
     if not found:
         raise OptimizerError(f"this {type(model).__name__} has no sparse layer; call sparsify_ before attach")
-    _check_free(found)
+    check_free(found)
     if not optimizers:
         raise OptimizerError("attach needs at least one optimizer")
     for each in optimizers:
@@ -224,18 +223,6 @@ def _inside(optimizer: Any) -> Any:
     while not hasattr(optimizer, "_optimizer_step_pre_hooks") and isinstance(inside := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inside
     return optimizer
-
-
-def _check_free(found: list[Site]) -> None:
-    """Raise if a method is attached to an optimizer that somebody still has. One whose optimizer is gone has ended without a word."""
-    taken = [site for site in found if was_trained(site)]
-    if taken:
-        gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
-    for site in taken:
-        if training_of(site) is not None:
-            raise OptimizerError(f"{site.name} has a method attached already; call detach() on the handle that attach has returned first")
-        if site.stored_mask is None:
-            site.look_through(ste.straight_through)  # as `detach` would have left it
 
 
 def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[Site]]]:
