@@ -19,10 +19,10 @@ from masks_gpu import timed
 from torch import Tensor
 
 import nofm
+from nofm.kernels import selection
 from nofm.kernels.select import Path, use
 from nofm.methods.draws import draw
 from nofm.methods.pruning import strongest
-from nofm.methods.rewiring import best_of_each
 
 SINGLE = {"36,864": (64, 64, 3, 3), "589,824": (256, 256, 3, 3), "2,359,296": (512, 512, 3, 3)}
 
@@ -47,7 +47,7 @@ def tasks(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], list[Tensor]]
 
     return {
         "strongest": partial(strongest, weights, [w.numel() // 10 for w in weights]),
-        "best": partial(best_of_each, uniform, free, counts),
+        "best": partial(selection.largest, uniform, counts, free),
         "draw": drawn,
     }
 

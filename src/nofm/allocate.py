@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +33,9 @@ from .layers import SparseModule
 from .masks import Grouping, check_finite
 from .patterns import Pattern, PatternLike
 from .plain import plain_number
-from .site import parameter_name, plain_name
-from .sparsifying import unwrap
+from .site import parameter_name, plain_name, unwrap
 
-__all__ = ["CANDIDATES", "STRATEGY", "Strategy", "allocate_patterns"]
+__all__ = ["CANDIDATES", "STRATEGY", "Strategy", "allocate_patterns", "in_proportion"]
 
 Strategy: TypeAlias = Literal["magnitude", "sensitivity", "uniform", "erk"]
 # Where nothing is said, here and in a run's configuration. Very sparse ones are among them, so that some layers can give what others take.
@@ -119,7 +118,7 @@ def allocate_patterns(
     else:
         _set_losses(model, layers, axis, by, gradients, loss)
         picks = _hulls(layers, limit)
-    assert sum(layer.options[i].cost for layer, i in zip(layers, picks, strict=True)) <= limit, "the budget is exceeded"
+    assert _total(layers, picks) <= limit, "the budget is exceeded"
     by_name = {c.name: layer.options[i].pattern for layer, i in zip(layers, picks, strict=True) for c in layer.members}
     by_name |= dict.fromkeys(dense)
     return {c.name: by_name[c.name] for c in find_candidates(model) if c.name in by_name}
@@ -272,12 +271,14 @@ def _uniform(layers: list[_Layer], limit: Fraction) -> list[int]:
 
 def _erk(layers: list[_Layer], limit: Fraction) -> list[int]:
     """The largest Erdos-Renyi-kernel network that, rounded down to patterns, fits."""
-    shapes = [layer.weight.shape for layer in layers]
+    sizes, parts = ([count(layer.weight.shape) for layer in layers] for count in (math.prod, sum))
 
     def rounded(total: int) -> list[int]:
-        return [layer.at_most(density) for layer, density in zip(layers, _erk_densities(shapes, total), strict=True)]
+        kept = zip(in_proportion(Fraction(total), parts, sizes), sizes, strict=True)
+        densities = [_DENSE if share == size else share / size for share, size in kept]
+        return [layer.at_most(density) for layer, density in zip(layers, densities, strict=True)]
 
-    low, high = 0, sum(shape.numel() for shape in shapes)  # the densities of all layers grow with the total, so the cost does
+    low, high = 0, sum(sizes)  # the densities of all layers grow with the total, so the cost does
     while low < high:
         middle = (low + high + 1) // 2
         if _total(layers, rounded(middle)) <= limit:
@@ -287,19 +288,20 @@ def _erk(layers: list[_Layer], limit: Fraction) -> list[int]:
     return rounded(low)
 
 
-def _erk_densities(shapes: Sequence[torch.Size], total: int) -> list[Fraction]:
-    """`total` weights in proportion to the sums of shapes; what a layer has no room for goes to the others."""
-    densities, left, open_ = [_DENSE] * len(shapes), Fraction(total), list(range(len(shapes)))
+def in_proportion(total: float | Fraction, parts: Sequence[float], room: Sequence[int]) -> list[Any]:
+    """`total` cut in proportion to `parts`; those that would get more than they have room for are full, and the others share what that
+    leaves, and so on. Exact where `total` is a fraction and `parts` are whole numbers."""
+    exact: list[Any] = [0] * len(room)
+    open_ = list(range(len(room)))
     while open_:
-        unit = left / sum(sum(shapes[i]) for i in open_)
-        full = [i for i in open_ if unit * sum(shapes[i]) >= shapes[i].numel()]
-        if not full:
-            for i in open_:
-                densities[i] = unit * sum(shapes[i]) / shapes[i].numel()
-            break
-        left -= sum(shapes[i].numel() for i in full)
-        open_ = [i for i in open_ if i not in full]
-    return densities
+        left = total - sum(exact)
+        weights = parts if sum(parts[i] for i in open_) > 0 else room  # without parts there is no other proportion than room
+        whole = sum(weights[i] for i in open_) or 1
+        full = [i for i in open_ if left * weights[i] >= room[i] * whole]
+        for i in full or open_:
+            exact[i] = room[i] if full else left * weights[i] / whole
+        open_ = [i for i in open_ if i not in full] if full else []
+    return exact
 
 
 def _hulls(layers: list[_Layer], limit: Fraction) -> list[int]:

@@ -37,8 +37,8 @@ from . import ste
 from .errors import LayerError
 from .hooks import is_harmless
 from .kernels import cpu
-from .kernels.multi import Fleet, axis_stride
-from .kernels.ops import register_operator
+from .kernels.multi import Fleet
+from .kernels.ops import jobs_on_cpu, register_operator
 from .kernels.select import Path, choose, forced_path, is_watched
 from .layers import SparseModule, casts
 from .masks import Grouping
@@ -257,21 +257,22 @@ def _make_plan(model: nn.Module, device: torch.device) -> _Plan:
     together = {site.key for site in chosen}
     alone = [user for site in found if site.key not in together for user in site.users]
     users = [(module, param, place) for place, site in enumerate(chosen) for module, param in site.users]
+    weights, groupings = [site.weight for site in chosen], [site.seen_grouping for site in chosen]
     hooks = _places_for_hooks(model)
     return _Plan(
-        users,
-        [module._nofm[param] for module, param, _ in users],
-        [(module, param, module._nofm[param]) for module, param in alone],
-        [site.weight for site in chosen],
-        [site.seen_grouping for site in chosen],
-        [casts(site.module) for site in chosen],
-        _jobs(chosen) if path == "cpu" else None,
-        device,
-        forced,
-        [(site.weight.data_ptr(), site.weight.shape, site.weight.stride()) for site in chosen] if path == "cpu" else [],
-        hooks,
-        list(map(tuple, hooks)),
-        RemovableHandle.next_id,
+        users=users,
+        records=[module._nofm[param] for module, param, _ in users],
+        apart=[(module, param, module._nofm[param]) for module, param in alone],
+        weights=weights,
+        groupings=groupings,
+        casts=[casts(site.module) for site in chosen],
+        jobs=jobs_on_cpu(weights, groupings) if path == "cpu" else None,
+        device=device,
+        forced=forced,
+        lay=[(weight.data_ptr(), weight.shape, weight.stride()) for weight in weights] if path == "cpu" else [],
+        hooks=hooks,
+        hooked=list(map(tuple, hooks)),
+        handles=RemovableHandle.next_id,
     )
 
 
@@ -293,15 +294,6 @@ def _observed(model: nn.Module) -> set[int]:
 
 def _has_only_harmless_hooks(module: nn.Module) -> bool:
     return all(map(is_harmless, (*module._forward_pre_hooks.values(), *module._forward_hooks.values())))
-
-
-def _jobs(chosen: list[Site]) -> cpu.Jobs:
-    shapes = []
-    for site in chosen:
-        pattern, stride = site.seen_grouping.pattern, axis_stride(site.weight, site.seen_grouping)
-        assert stride is not None, "select has looked at it"
-        shapes.append((site.weight.numel() // pattern.m, pattern.n, pattern.m, stride))
-    return cpu.Jobs([site.weight.data_ptr() for site in chosen], shapes)
 
 
 def _suits(site: Site, device: torch.device, path: Path, observed: set[int]) -> bool:

@@ -50,8 +50,7 @@ class Candidate:
 
     @property
     def weight(self) -> Tensor:
-        weight: Tensor = getattr(self.module, self.known.param)
-        return weight
+        return getattr(self.module, self.known.param)
 
     def matches(self, glob: str) -> bool:
         return glob in self.names or any(fnmatchcase(name, glob) for name in self.names)

@@ -29,14 +29,12 @@ from .masks import Grouping, largest
 
 __all__ = [
     "SparseModule",
-    "autocast_type",
     "casts",
     "dense_class",
     "forget_mask_",
     "in_onnx_export",
     "make_sparse_",
     "restore_class_",
-    "seen_now",
     "store_mask_",
     "stored_mask",
     "swap_readers_",
@@ -65,16 +63,6 @@ class _Sparse:
         own = self.grouping.pattern
         kept = own.m if self.lens is ste.dense else self.seen_grouping.pattern.n
         return "" if kept <= own.n else "dense" if kept == own.m else f"{kept}:{own.m}"
-
-
-def seen_now(model: nn.Module) -> str:
-    """A sentence on the layers that do not compute with their pattern yet, for those who count by it; "" where all of them do."""
-    sparse = [held for module in model.modules() if isinstance(module, SparseModule) for held in module._nofm.values()]
-    if not (wider := [held.now for held in sparse if held.now]):
-        return ""
-    layers = f"{len(wider)} of {len(sparse)} sparse layers" if len(sparse) > 1 else "the sparse layer"
-    compute = "computes with more weights than its" if len(wider) == 1 else "compute with more weights than their"
-    return f"now {layers} {compute} pattern keeps ({', '.join(dict.fromkeys(wider))}); what is kept is counted by the pattern"
 
 
 def _buffer(param: str) -> str:
@@ -320,7 +308,7 @@ def _masked(module: SparseModule) -> dict[str, Any]:
             )
         weight = getattr(module, param)
         if sparse.lens is ste.straight_through or isinstance(sparse.lens, ste.Wider):
-            seen = ste.straight_through(weight, sparse.seen_grouping, None, autocast_type(module, weight))
+            seen = ste.straight_through(weight, sparse.seen_grouping, None, _autocast_type(module, weight))
         else:
             seen = sparse.lens(weight, sparse.grouping, stored_mask(module, param))
         masked[param] = _laid_out_like(weight, seen)
@@ -334,7 +322,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 _CASTING = frozenset(kind.forward for kind in (nn.Linear, *_CONVOLUTIONS, nn.MultiheadAttention))
 
 
-def autocast_type(module: SparseModule, weight: Tensor) -> torch.dtype | None:
+def _autocast_type(module: SparseModule, weight: Tensor) -> torch.dtype | None:
     """The type that autocast is going to cast `weight` to inside the layer's forward, or None."""
     device = weight.device.type
     if weight.dtype != torch.float32 or device == "meta" or not torch.is_autocast_enabled(device):

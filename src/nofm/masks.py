@@ -124,8 +124,7 @@ def magnitude_key(weight: Tensor) -> Tensor:
     if weight.dtype not in _BITS:
         raise PatternError(f"an N:M mask is made from floating-point weights ({', '.join(map(str, _BITS))}), got {weight.dtype}")
     if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(weight):
-        key: Tensor = _Key.apply(weight.detach())
-        return key
+        return _Key.apply(weight.detach())
     bits = weight.detach().view(_BITS[weight.dtype])
     return bits & torch.iinfo(bits.dtype).max
 
@@ -182,8 +181,10 @@ def _nth_largest(key_GM: Tensor, n: int) -> Tensor:
     return key_GM.sort(dim=-1, descending=True).values[..., n - 1 : n]
 
 
-def largest(scores: Tensor, keep: int) -> Tensor:
+def largest(scores: Tensor, keep: int, among: Tensor | None = None) -> Tensor:
     """True at the `keep` scores of largest magnitude of the whole tensor, the lower index first among equals: a mask without groups.
+
+    `among`: a mask outside of which nothing is True; inside, all are where they are fewer than `keep`.
 
     >>> largest(torch.tensor([[1.0, -3.0], [3.0, 0.5]]), 1)
     tensor([[False,  True],
@@ -193,7 +194,11 @@ def largest(scores: Tensor, keep: int) -> Tensor:
         raise PatternError(f"cannot keep {keep} of {scores.numel()} weights")
     if keep == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
-    return _keep_by_threshold(magnitude_key(scores).reshape(-1), keep).view(scores.shape)
+    key = magnitude_key(scores)
+    if among is None:
+        return keep_top(key.reshape(1, -1), keep).view(scores.shape)
+    key = key.masked_fill(~among, -1)  # below a kept weight that happens to be zero
+    return keep_top(key.reshape(1, -1), keep).view(scores.shape) & among
 
 
 def check_finite(weight: Tensor, name: str, step: int | None = None) -> None:

@@ -14,7 +14,7 @@ from . import shards
 from .columns import table
 from .errors import LayerError
 from .kinds import known_weights
-from .layers import SparseModule, dense_class, seen_now
+from .layers import SparseModule, dense_class
 from .site import kept_weights, layer_name, unwrap
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "forget_reasons",
     "refuse_packed",
     "remember_reason",
+    "seen_now",
     "summary",
     "zeros_counted",
 ]
@@ -100,6 +101,16 @@ def summary(model: nn.Module) -> Summary:
     model = unwrap(model)
     refuse_packed(model)
     return Summary(tuple(_rows(model)), seen_now(model), zeros_counted(model))
+
+
+def seen_now(model: nn.Module) -> str:
+    """A sentence on the layers that do not compute with their pattern yet, for those who count by it; "" where all of them do."""
+    sparse = [held for module in model.modules() if isinstance(module, SparseModule) for held in module._nofm.values()]
+    if not (wider := [held.now for held in sparse if held.now]):
+        return ""
+    layers = f"{len(wider)} of {len(sparse)} sparse layers" if len(sparse) > 1 else "the sparse layer"
+    compute = "computes with more weights than its" if len(wider) == 1 else "compute with more weights than their"
+    return f"now {layers} {compute} pattern keeps ({', '.join(dict.fromkeys(wider))}); what is kept is counted by the pattern"
 
 
 @torch.no_grad()

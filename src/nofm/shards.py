@@ -14,7 +14,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,9 @@ from .masks import Grouping
 
 __all__ = [
     "check_groups_whole",
+    "complete_grad_",
     "cuts_groups",
+    "gathers",
     "groups_of",
     "joined",
     "local",
@@ -38,7 +40,8 @@ __all__ = [
 ]
 
 
-def _is_dtensor(tensor: Tensor) -> bool:
+def _is_dtensor(tensor: Tensor) -> TypeGuard[Any]:
+    """Whether it is spread over processes. For a type checker it has any attributes then."""
     # Importing DTensor takes long, and a tensor can only be one if somebody has imported it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -46,16 +49,12 @@ def _is_dtensor(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of `tensor` that this process holds: the same memory, the whole of it where nothing is spread."""
-    dtensor: Any = tensor
-    result: Tensor = dtensor.to_local() if _is_dtensor(tensor) else tensor
-    return result
+    return tensor.to_local() if _is_dtensor(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of `tensor`, gathered from the processes where it is spread."""
-    dtensor: Any = tensor
-    result: Tensor = dtensor.full_tensor() if _is_dtensor(tensor) else tensor
-    return result
+    return tensor.full_tensor() if _is_dtensor(tensor) else tensor
 
 
 def reshard_(model: nn.Module) -> None:
@@ -78,16 +77,13 @@ def reshard_(model: nn.Module) -> None:
 
 def gathers(tensor: Tensor, param: Tensor) -> bool:
     """Whether `tensor` can be FSDP2's gathered copy of `param`: spread over fewer processes, or not at all."""
-    copy: Any = tensor
-    original: Any = param
-    return _is_dtensor(param) and not (_is_dtensor(tensor) and copy.device_mesh == original.device_mesh)
+    return _is_dtensor(param) and not (_is_dtensor(tensor) and tensor.device_mesh == param.device_mesh)
 
 
 def complete_grad_(param: Tensor) -> None:
     """Spread the gradient as its parameter is, so that adding to a process's part adds to the sum once and not on every process."""
-    dtensor: Any = param
-    if _is_dtensor(param) and dtensor.grad.placements != dtensor.placements:
-        param.grad = dtensor.grad.redistribute(placements=dtensor.placements)
+    if _is_dtensor(param) and param.grad.placements != param.placements:
+        param.grad = param.grad.redistribute(placements=param.placements)
 
 
 def spread(full: Tensor, like: Tensor) -> Tensor:
@@ -96,8 +92,7 @@ def spread(full: Tensor, like: Tensor) -> Tensor:
         return full
     from torch.distributed.tensor import distribute_tensor
 
-    dtensor: Any = like
-    return distribute_tensor(full, dtensor.device_mesh, dtensor.placements, src_data_rank=None)
+    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def part_of(full: Tensor, like: Tensor) -> Tensor:
@@ -111,9 +106,8 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
         return part
     from torch.distributed.tensor import DTensor
 
-    dtensor: Any = like
     stride = torch.empty(like.shape, device="meta").stride()
-    return DTensor.from_local(part.contiguous(), dtensor.device_mesh, dtensor.placements, shape=like.shape, stride=stride)
+    return DTensor.from_local(part.contiguous(), like.device_mesh, like.placements, shape=like.shape, stride=stride)
 
 
 def whole_of(part: Tensor, like: Tensor) -> Tensor:
@@ -133,9 +127,8 @@ def groups_of(tensor: Tensor) -> list[Any]:
     """The process groups that `tensor` is spread over: summing over all of them sums over the whole tensor."""
     if not _is_dtensor(tensor):
         return []
-    dtensor: Any = tensor
-    mesh = dtensor.device_mesh
-    return [mesh.get_group(i) for i, placement in enumerate(dtensor.placements) if _axis(placement) is not None and mesh.size(i) > 1]
+    mesh = tensor.device_mesh
+    return [mesh.get_group(i) for i, placement in enumerate(tensor.placements) if _axis(placement) is not None and mesh.size(i) > 1]
 
 
 def summed(part: Tensor, like: Tensor) -> Tensor:
@@ -183,14 +176,13 @@ def cuts_groups(size: int, unit: int, m: int, counts: Iterable[int]) -> bool:
     return False
 
 
-def _splits(weight: Tensor) -> dict[int, list[int]]:
+def _splits(weight: Any) -> dict[int, list[int]]:
     """By axis, into how many parts a spread weight is cut, in the order of the cuts.
 
     Left to right through the axes of the mesh, but FSDP2 on top of tensor parallelism cuts what has been cut already: its strided
     placement stands on the left and is applied last.
     """
-    dtensor: Any = weight
-    cuts = list(zip(dtensor.placements, dtensor.device_mesh.shape, strict=True))
+    cuts = list(zip(weight.placements, weight.device_mesh.shape, strict=True))
     plain, strided = [c for c in cuts if c[0].is_shard()], [c for c in reversed(cuts) if not c[0].is_shard()]
     splits: dict[int, list[int]] = {}
     for placement, count in plain + strided:

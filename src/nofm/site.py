@@ -18,7 +18,7 @@ from .kernels import ops
 from .layers import SparseModule, forget_mask_, store_mask_, stored_mask
 from .masks import Grouping
 
-__all__ = ["Site", "kept_weights", "layer_name", "named_weights", "parameter_name", "plain_name", "sites", "unwrap"]
+__all__ = ["Site", "kept_weights", "layer_name", "named_weights", "parameter_name", "plain_name", "shortly", "sites", "unwrap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +172,15 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_checkpoint_wrapped_module")
 
 
-def _shortly(given: object) -> str:
+def shortly(given: object) -> str:
+    """A class or a name as it is written, anything else (a whole network) by its type."""
     return repr(given) if isinstance(given, str | type | None) else f"a {type(given).__name__}"
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's model inside DistributedDataParallel, DataParallel or torch.compile, so that names are the user's names."""
     if not isinstance(model, nn.Module):
-        raise LayerError(f"a model is needed here, an nn.Module, got {_shortly(model)}")
+        raise LayerError(f"a model is needed here, an nn.Module, got {shortly(model)}")
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module

@@ -28,7 +28,7 @@ from .overview import Summary, forget_reasons, refuse_packed, remember_reason, s
 from .site import Site, sites, unwrap
 from .unfinished import too_early, trainings, unfollowed, who_keeps_more, why_more
 
-__all__ = ["Preset", "Rules", "densify_", "fold_", "follow_", "sparsify_", "unwrap"]
+__all__ = ["Preset", "Rules", "densify_", "fold_", "follow_", "sparsify_"]
 
 
 def sparsify_(

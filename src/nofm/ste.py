@@ -16,7 +16,7 @@ Pruned positions are selected, not multiplied away: Inf * 0 is NaN and -1 * 0 is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from . import shards
 from .kernels.ops import compiled_masked, masked
 from .kernels.select import is_traced
+from .kernels.steps import Refinement
 from .masks import Grouping
 
 __all__ = [
@@ -40,8 +41,6 @@ __all__ = [
     "select",
     "straight_through",
 ]
-
-Refinement: TypeAlias = Literal["weight", "sign", "gradient"]
 
 
 class Lens(Protocol):
@@ -63,8 +62,7 @@ def straight_through(weight: Tensor, grouping: Grouping, stored: Tensor | None, 
     """
     dtype = dtype or weight.dtype
     if not is_traced(weight):
-        result: Tensor = _MaskedStraightThrough.apply(_away_from_leaf(weight), grouping, dtype)
-        return result
+        return _MaskedStraightThrough.apply(_away_from_leaf(weight), grouping, dtype)
     if torch.compiler.is_compiling() and (compiled := compiled_masked(weight, grouping, dtype)) is not None:
         return compiled
     return _passed_through(weight, shards.mask(weight, grouping)).to(dtype)
@@ -119,8 +117,7 @@ class RefinedBackward:
     refine: Refinement
 
     def __call__(self, weight: Tensor, grouping: Grouping, stored: Tensor | None) -> Tensor:
-        result: Tensor = _RefinedStraightThrough.apply(weight, shards.mask(weight, grouping), self.decay, self.refine)
-        return result
+        return _RefinedStraightThrough.apply(weight, shards.mask(weight, grouping), self.decay, self.refine)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,8 +149,7 @@ def _passed_through(weight: Tensor, mask: Tensor) -> Tensor:
     # While exporting, no: see `compiled_masked` for the flag.
     if torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag and type(weight) in (Tensor, torch.nn.Parameter):
         return _copied_and_pruned(weight, mask)
-    result: Tensor = _StraightThrough.apply(weight, mask)
-    return result
+    return _StraightThrough.apply(weight, mask)
 
 
 def _copied_and_pruned(weight: Tensor, mask: Tensor) -> Tensor:

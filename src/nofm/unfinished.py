@@ -9,15 +9,17 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import nn
 
+from . import ste
+from .errors import OptimizerError
 from .following import alive
-from .layers import SparseModule
 from .site import Site
 
-__all__ = ["GIVEN_TO", "TRAINED_BY", "Training", "too_early", "trainings", "unfollowed", "who_keeps_more", "why_more"]
+__all__ = ["Training", "check_free", "note_attached", "note_detached", "too_early", "trainings", "unfollowed", "who_keeps_more", "why_more"]
 
 
 class Training(Protocol):
@@ -30,21 +32,49 @@ class Training(Protocol):
         """What it has yet to do, as half a sentence with the step at which it will be done; "" where nothing is left."""
 
 
-# Which method trains a layer; `attach` writes it. Not in the layer, which would be copied with it, and by a reference that keeps nothing
-# alive: where the optimizer is gone, so is its method.
-TRAINED_BY: weakref.WeakKeyDictionary[SparseModule, weakref.ref[Training]] = weakref.WeakKeyDictionary()
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    """What a module of a model has to do with the method that the model was given to."""
+
+    training: weakref.ref[Training]
+    trains: bool  # whether it trains a weight of this very module; not of one that is dense, or has become sparse later
 
 
-# Every module of a model that `attach` was given, sparse or not, and the method: layers below it that become sparse later are none that it
-# follows.
-GIVEN_TO: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Training]] = weakref.WeakKeyDictionary()
+# Every module of a model that `attach` was given, sparse or not. Not in the module, which would be copied with it, and by a reference that
+# keeps nothing alive: where the optimizer is gone, so is its method.
+_ATTACHED: weakref.WeakKeyDictionary[nn.Module, _Attached] = weakref.WeakKeyDictionary()
+
+
+def note_attached(model: nn.Module, trained: Mapping[nn.Module, Training]) -> None:
+    """Remember that a method is at work in `model`, and what trains which of its layers."""
+    first = next(iter(trained.values()))
+    _ATTACHED.update((module, _Attached(weakref.ref(trained.get(module, first)), module in trained)) for module in model.modules())
+
+
+def note_detached(ended: Sequence[Training]) -> None:
+    """Say that these have ended."""
+    for module in alive(_ATTACHED):
+        if (attached := _ATTACHED.get(module)) is not None and attached.training() in ended:
+            del _ATTACHED[module]
+
+
+def check_free(found: Iterable[Site]) -> None:
+    """Raise if a method is attached to an optimizer that somebody still has. One whose optimizer is gone has ended without a word."""
+    taken = [(site, attached) for site in found if (attached := _ATTACHED.get(site.module)) is not None and attached.trains]
+    if taken:
+        gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
+    for site, attached in taken:
+        if attached.training() is not None:
+            raise OptimizerError(f"{site.name} has a method attached already; call detach() on the handle that attach has returned first")
+        if site.stored_mask is None:
+            site.look_through(ste.straight_through)  # as `detach` would have left it
 
 
 def unfollowed(made: Mapping[str, nn.Module]) -> str:
     """A warning where some of these layers (by name), which become sparse now, are of a model that a method is attached to and are not
     followed by it; "" where there are none. A method whose optimizer is gone has ended."""
     if _missed(made):
-        gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
+        gc.collect()  # as above
     if not (missed := _missed(made)):
         return ""
     names = ", ".join(list(missed)[:3]) + f" and {len(missed) - 3} more" * (len(missed) > 3)
@@ -58,13 +88,16 @@ def unfollowed(made: Mapping[str, nn.Module]) -> str:
 
 def _missed(made: Mapping[str, nn.Module]) -> dict[str, str]:
     """The layers of `made` that lie in a model with a method and are not trained by one, as they are called there, and the method."""
-    at_work = [(module, training) for module in alive(GIVEN_TO) if (training := _still(GIVEN_TO, module)) is not None]
     around: dict[int, tuple[str, str]] = {}
-    for module, training in at_work:
+    trained: set[int] = set()
+    for module in alive(_ATTACHED):
+        if (attached := _ATTACHED.get(module)) is None or (training := attached.training()) is None:
+            continue
+        if attached.trains:
+            trained.add(id(module))
         for name, part in module.named_modules():
             if len(name) >= len(around.get(id(part), ("", ""))[0]):  # seen from the outermost, which may be gone
                 around[id(part)] = name, training.name()
-    trained = {id(module) for module in alive(TRAINED_BY) if _still(TRAINED_BY, module) is not None}
     found = [(name, *around[id(module)]) for name, module in made.items() if id(module) in around and id(module) not in trained]
     return {there or here: method for here, there, method in found}
 
@@ -80,7 +113,7 @@ def who_keeps_more(found: Sequence[Site]) -> str:
 
 def why_more(found: Sequence[Site]) -> str:
     """Why that is so, and until when."""
-    training = _training(next(site for site in found if site.keeps_more))
+    training = _training_of(next(site for site in found if site.keeps_more))
     if training is None:
         return (
             "no method is attached that would prune it. A copy (EMA) is as its model was when it was made: by Dense, or before the step at "
@@ -92,7 +125,7 @@ def why_more(found: Sequence[Site]) -> str:
 
 def trainings(found: Sequence[Site]) -> list[Training]:
     """What trains these layers."""
-    return [training for site in found if (training := _training(site)) is not None]
+    return [training for site in found if (training := _training_of(site)) is not None]
 
 
 def too_early(what: str, at_work: Iterable[Training]) -> str:
@@ -101,12 +134,7 @@ def too_early(what: str, at_work: Iterable[Training]) -> str:
     return f"{left}. It is {what} before that: train until then, or attach it with options that fit the steps that you take" if left else ""
 
 
-def _training(site: Site) -> Training | None:
-    """The method that trains the layer, where one is attached."""
-    return _still(TRAINED_BY, site.module)
-
-
-def _still(registry: weakref.WeakKeyDictionary[Any, weakref.ref[Training]], module: nn.Module) -> Training | None:
-    """What a registry has of a module, if its optimizer is still there."""
-    found = registry.get(module)
-    return None if found is None else found()
+def _training_of(site: Site) -> Training | None:
+    """The method that trains the layer, where one is attached and its optimizer is still there."""
+    attached = _ATTACHED.get(site.module)
+    return attached.training() if attached is not None and attached.trains else None

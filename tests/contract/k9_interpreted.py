@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, jvp
 
 import nofm
 from nofm import bulk
-from nofm.kernels import multi, ops, reference, triton_masks, ways
+from nofm.kernels import layout, multi, ops, reference, triton_masks, ways
 from nofm.kernels.lookout import Lookout
 from nofm.kernels.select import explain, use
 from nofm.kernels.ways import Way
@@ -51,7 +51,7 @@ def compare_masks(pattern: str, dtype: torch.dtype) -> None:
     named.append(("special values", special, Grouping(Pattern(pattern), 1)))
     expected = [reference.mask(w, g) for _, w, g in named]
     ws, gs = [w for _, w, _ in named], [g for _, _, g in named]
-    assert all(multi.axis_stride(w, g) is not None for w, g in zip(ws, gs, strict=True))
+    assert all(layout.axis_stride(w, g) is not None for w, g in zip(ws, gs, strict=True))
     outs = [torch.full_like(w, 7.0) for w in ws]
     multi.Fleet().masked_into(ws, gs, outs)
     for (name, w, g), out, mask in zip(named, outs, expected, strict=True):
@@ -129,7 +129,7 @@ def compare_bits(pattern: str) -> None:
     fleet.bits_into(ws, gs, bits, None)
     counts = fleet.bits_into(moved, gs, later, bits)
     for i, (w, g) in enumerate(named):
-        stride = multi.axis_stride(w, g) or 0
+        stride = layout.axis_stride(w, g) or 0
         assert torch.equal(multi.unpack_bits(bits[i], multi.bits_lane(g), w.shape, w.stride(), stride), reference.mask(w, g)), pattern
         assert int(counts[i]) == int((reference.mask(w, g) != reference.mask(moved[i], g)).sum()), pattern
     print("compared bits", pattern)

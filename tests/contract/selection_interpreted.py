@@ -18,7 +18,7 @@ from nofm.kernels import selection, triton_selection
 from nofm.kernels.select import use
 from nofm.methods.draws import draw
 from nofm.methods.pruning import strongest
-from nofm.methods.rewiring import best, best_of_each
+from nofm.methods.rewiring import best
 
 selection._BLOCK = 256  # so that small tensors have several programs
 SHARES = (0.0, 0.001, 0.3, 0.5, 0.9, 1.0)
@@ -94,7 +94,7 @@ def compare_callers() -> None:
         ours = [s.to(dtype) for s in scores]
         each, joined = strongest(ours, [100, 0, 180]), strongest(ours, [700])
         inside, joined_inside = strongest(ours, [600, 9, 50], among), strongest(ours, [500], among)
-        grown = best_of_each(ours, among, counts)
+        grown = selection.largest(ours, counts, among)
         return [*each, *joined, *inside, *joined_inside, *grown, best(ours[0], among[0], 7), best(ours[1], among[1], counts[1])]
 
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -104,7 +104,7 @@ def compare_callers() -> None:
             assert all(torch.equal(a, b) for a, b in zip(all_of_them(dtype), expected, strict=True)), dtype
     with use("triton"):
         assert not selection.serves([scores[0], scores[1].double()])
-        assert strongest([], []) == best_of_each([], [], []) == []
+        assert strongest([], []) == selection.largest([], [], []) == []
     assert not selection.serves(scores), "the interpreter serves only who asks for it"
     print("compared callers")
 

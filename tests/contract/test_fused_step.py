@@ -20,7 +20,8 @@ from torch.autograd import forward_ad
 import nofm
 from nofm.bulk import _EmptyCopies
 from nofm.kernels import ops, reference
-from nofm.kernels.multi import Fleet, lie_alike
+from nofm.kernels.layout import lie_alike
+from nofm.kernels.multi import Fleet
 from nofm.kernels.steps import Rule, Term
 from nofm.masks import Grouping
 from nofm.patterns import Pattern

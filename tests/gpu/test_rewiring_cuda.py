@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import nofm
+from nofm.kernels import selection
 from nofm.kernels.select import use
 from nofm.methods.draws import draw
-from nofm.methods.rewiring import best, best_of_each
+from nofm.methods.rewiring import best
 
 pytestmark = pytest.mark.gpu
 
@@ -125,7 +126,7 @@ def test_the_best_by_triton_are_the_best_by_torch(share, wide):
     with use("torch"):
         expected = [best(*each) for each in zip(given, among, counts, strict=True)]
     for _ in range(5):  # programs come in another order every time
-        for found, mask in zip(best_of_each(given, among, counts), expected, strict=True):
+        for found, mask in zip(selection.largest(given, counts, among), expected, strict=True):
             assert torch.equal(found, mask)
     for each, mask in zip(zip(given, among, map(int, counts), strict=True), expected, strict=True):
         assert torch.equal(best(*each), mask)
@@ -135,11 +136,11 @@ def test_replays_choose_by_the_count_that_is_on_the_device_then():
     given = scores()
     among = [torch.rand(s.shape, device="cuda") < 0.8 for s in given]
     counts = [torch.tensor(1, device="cuda") for _ in given]
-    best_of_each(given, among, counts)
+    selection.largest(given, counts, among)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = best_of_each(given, among, counts)
+        found = selection.largest(given, counts, among)
     for share in (0.0, 0.1, 0.7, 1.0, 0.01):
         for s, count in zip(given, counts, strict=True):
             count.fill_(int(share * s.numel()))

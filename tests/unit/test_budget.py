@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nofm import OptimizerError
-from nofm.methods.budget import allocate, check_share, check_whole, shares
+from nofm.methods.budget import allocate, shares
+from nofm.methods.options import check_share, check_whole
 
 BY_HAND = {
     "uniform": ([(4, 4), (4, 12)], 0.75, "uniform", [4, 12]),

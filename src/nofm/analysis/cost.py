@@ -20,11 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import ste
 from ..errors import NofmError
-from ..layers import seen_now
-from ..overview import refuse_packed, zeros_counted
+from ..overview import refuse_packed, seen_now, zeros_counted
 from ..plain import plain_number
-from ..site import layer_name, named_weights, parameter_name, sites
-from ..sparsifying import unwrap
+from ..site import layer_name, named_weights, parameter_name, sites, unwrap
 
 __all__ = ["Cost", "LayerCost", "cost"]
 

@@ -18,8 +18,7 @@ from torch import Tensor, distributed, nn
 from .. import shards
 from ..errors import LayerError, MaskDivergenceError, NofmError
 from ..masks import pack
-from ..site import Site, sites
-from ..sparsifying import unwrap
+from ..site import Site, sites, unwrap
 
 __all__ = ["check_ranks", "fingerprints"]
 

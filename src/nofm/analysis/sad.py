@@ -21,13 +21,13 @@ from torch.optim import Optimizer
 
 from .. import following, shards, ste
 from ..errors import NofmError
-from ..kernels.multi import Fleet, axis_stride, bits_bytes, bits_lane, unpack_bits
+from ..kernels.layout import axis_stride
+from ..kernels.multi import Fleet, bits_bytes, bits_lane, unpack_bits
 from ..kernels.select import Path, choose, forced_path
 from ..layers import SparseModule
 from ..masks import Grouping, differing, pack
 from ..plain import plain_number
-from ..site import Site, sites
-from ..sparsifying import unwrap
+from ..site import Site, sites, unwrap
 
 __all__ = ["SAD", "Divergence", "sad_of_forwards"]
 

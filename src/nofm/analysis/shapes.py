@@ -20,8 +20,7 @@ from ..errors import NofmError
 from ..layers import dense_class
 from ..masks import Grouping
 from ..patterns import Pattern, PatternLike
-from ..site import sites
-from ..sparsifying import unwrap
+from ..site import sites, unwrap
 
 __all__ = ["KernelShapes", "Shape", "beyond", "kernel_shapes", "shapes_of"]
 

@@ -36,8 +36,7 @@ from ..kinds import known_weights
 from ..masks import Axis, Grouping
 from ..packed import is_packed, unpacked
 from ..patterns import Pattern
-from ..site import named_weights, parameter_name, sites
-from ..sparsifying import unwrap
+from ..site import named_weights, parameter_name, sites, unwrap
 from .onnx_weights import onnx_weights
 
 __all__ = ["Verification", "WeightReport", "verify"]

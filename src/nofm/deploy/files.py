@@ -23,8 +23,7 @@ from ..choose import Rules
 from ..errors import LayerError, NofmError, NoZerosError, PackedError
 from ..masks import Grouping
 from ..packed import KEY, PackedWeight, is_packed, metadata_of, other_metadata, pack_weight, smaller_packed, tensors_of, unpacked
-from ..site import sites
-from ..sparsifying import unwrap
+from ..site import sites, unwrap
 from ..unfinished import too_early, trainings, who_keeps_more, why_more
 from .folded import folded_weights
 

@@ -23,8 +23,7 @@ from ..kinds import known_weights
 from ..overview import refuse_packed
 from ..plain import plain_number
 from ..readers import children_read
-from ..site import sites
-from ..sparsifying import unwrap
+from ..site import sites, unwrap
 from .layers import PackedLayer, why_not_packed
 from .timing import Seconds, Spread, in_turns
 

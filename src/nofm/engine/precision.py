@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import NofmError
-from ..methods.pruning import clear_
+from ..methods.inside import clear_
 
 __all__ = ["LossWatch", "NonFiniteLossError", "Precision"]
 

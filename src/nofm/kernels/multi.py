@@ -11,66 +11,19 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..masks import Grouping
+from .layout import axis_stride
 from .ways import FIXED_STRIDES, Task, Way, way_for
 
-__all__ = ["Fleet", "at", "axis_stride", "bits_bytes", "bits_lane", "constants", "fills_memory", "hold", "lie_alike", "sent", "unpack_bits"]
+__all__ = ["Fleet", "at", "bits_bytes", "bits_lane", "constants", "hold", "sent", "unpack_bits"]
 
 _TABLES = 16  # that a fleet keeps
 _BITS_TYPE = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}
-
-
-def axis_stride(weight: Tensor, grouping: Grouping) -> int | None:
-    """The distance in memory between neighbours of a group, or None where the kernels cannot walk `weight`.
-
-    They can if its elements fill their memory without gaps, whatever the order of axes, and every row makes whole groups.
-    """
-    find = _axis_stride if torch.compiler.is_compiling() else _remembered_axis_stride  # the compiler warns of caches
-    return find(weight.shape, weight.stride(), grouping)
-
-
-def _axis_stride(shape: torch.Size, strides: tuple[int, ...], grouping: Grouping) -> int | None:
-    if not 0 < shape.numel() < 2**31 or grouping.row_size(shape) % grouping.pattern.m:
-        return None
-    by_stride = _axes_by_stride(shape, strides)
-    if by_stride is None:
-        return None
-    if grouping.axis == "flat":
-        return 1 if by_stride == sorted(by_stride, reverse=True) else None
-    return strides[grouping.axis] if shape[grouping.axis] > 1 else None
-
-
-def _axes_by_stride(shape: torch.Size, strides: tuple[int, ...]) -> list[int] | None:
-    """The axes longer than 1, innermost first, or None where the tensor does not fill its memory."""
-    expected, axes = 1, []
-    by_stride = sorted((stride, extent, axis) for axis, (stride, extent) in enumerate(zip(strides, shape, strict=True)) if extent != 1)
-    for stride, extent, axis in by_stride:
-        if stride != expected:
-            return None
-        expected *= extent
-        axes.append(axis)
-    return axes
-
-
-def fills_memory(tensor: Tensor) -> bool:
-    """Whether the elements of `tensor` lie without gaps, in whatever order."""
-    return 0 < tensor.numel() < 2**31 - 2**20 and _axes_by_stride(tensor.shape, tensor.stride()) is not None
-
-
-def lie_alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape have their elements in the same order in memory. Strides of axes of size 1 say nothing: a 1x1
-    convolution in channels_last and its gradient may differ there."""
-    strides = one.stride(), other.stride()
-    return strides[0] == strides[1] or all(a == b or extent == 1 for a, b, extent in zip(*strides, one.shape, strict=True))
-
-
-_remembered_axis_stride = lru_cache(maxsize=4096)(_axis_stride)
 
 
 @dataclass(slots=True)

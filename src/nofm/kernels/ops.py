@@ -17,11 +17,12 @@ from torch.autograd import forward_ad
 from ..masks import Grouping
 from ..patterns import Pattern
 from . import cpu
-from .multi import Fleet, axis_stride, constants, lie_alike
+from .layout import axis_stride, lie_alike
+from .multi import Fleet, constants
 from .select import MAX_M_TRITON, Path, choose, forced_path, has_triton, interpreting, is_traced
 from .ways import way_for
 
-__all__ = ["compiled_masked", "mask", "masked", "refine_all_", "register_operator"]
+__all__ = ["compiled_masked", "jobs_on_cpu", "mask", "masked", "refine_all_", "register_operator"]
 
 
 # Of layers that are masked by themselves, by thread and by where their weights lie. A fleet is not for two threads at once: one could
@@ -122,10 +123,14 @@ def _verdict(fleet: Fleet, weights: Sequence[Tensor], groupings: Sequence[Groupi
             home = home or weight.device
             path = "triton" if weight.device == home else "torch"
         verdict.places["torch" if path == "cpu" and scaled else path].append(i)
-    patterns = [(weights[i], groupings[i], groupings[i].pattern) for i in verdict.places["cpu"]]
-    shapes = [(w.numel() // p.m, p.n, p.m, _stride(w, g)) for w, g, p in patterns]
-    verdict.jobs = cpu.Jobs([w.data_ptr() for w, _, _ in patterns], shapes)
+    verdict.jobs = jobs_on_cpu(_picked(weights, verdict.places["cpu"]), _picked(groupings, verdict.places["cpu"]))
     return verdict
+
+
+def jobs_on_cpu(weights: Sequence[Tensor], groupings: Sequence[Grouping]) -> cpu.Jobs:
+    """What the C kernels do with these weights, which they serve, for as long as they lie where they lie."""
+    shapes = [(w.numel() // g.pattern.m, g.pattern.n, g.pattern.m, _stride(w, g)) for w, g in zip(weights, groupings, strict=True)]
+    return cpu.Jobs([weight.data_ptr() for weight in weights], shapes)
 
 
 def _stride(weight: Tensor, grouping: Grouping) -> int:
@@ -148,8 +153,7 @@ def compiled_masked(weight: Tensor, grouping: Grouping, dtype: torch.dtype) -> T
     stride = axis_stride(weight, grouping)
     if stride is None:
         return None
-    result: Tensor = torch.ops.nofm.masked(weight, grouping.pattern.n, grouping.pattern.m, stride, dtype)
-    return result
+    return torch.ops.nofm.masked(weight, grouping.pattern.n, grouping.pattern.m, stride, dtype)
 
 
 def _differentiates_forward() -> bool:

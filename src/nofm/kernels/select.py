@@ -25,7 +25,7 @@ from torch import Tensor
 from ..errors import NofmError
 from ..masks import Grouping
 from . import cpu
-from .multi import axis_stride, lie_alike
+from .layout import axis_stride, lie_alike
 
 __all__ = [
     "MAX_M_TRITON",

@@ -1,9 +1,9 @@
-"""The k largest magnitudes of many tensors, and random numbers by a hash, by Triton: for methods that choose weights anew in every step.
+"""The k largest magnitudes of many tensors, and random numbers by a hash: for methods that choose weights anew in every step.
 
-They ask `serves` (`draws_on`) first, and go by plain torch operations where it does not; both give the same bits. `select`, whose
-matter is groups, has no say in it, but what it is told to force holds here too.
+By Triton where `serves` (`draws_on`) says so, and by plain torch operations elsewhere; both give the same bits. `select`, whose matter is
+groups, has no say in it, but what it is told to force holds here too.
 
-Nothing here waits for the device or depends on values, so a CUDA graph can hold it. Many tensors cost no more launches than one (see
+By Triton nothing waits for the device or depends on values, so a CUDA graph can hold it. Many tensors cost no more launches than one (see
 `triton_selection`): zeros, four digits, ties, masks.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import masks
 from .multi import at, hold, sent
 from .select import forced_path, has_triton, interpreting, is_traced
 
@@ -31,7 +32,7 @@ _ready: dict[tuple[Any, ...], Tensor] = {}
 
 
 def serves(scores: Sequence[Tensor]) -> bool:
-    """Whether `largest` takes these: fp32 with values to look at, all on one device, where Triton runs."""
+    """Whether Triton chooses among these: fp32 with values to look at, all on one device, where Triton runs."""
     if not scores:
         return False
     device = scores[0].device
@@ -51,12 +52,20 @@ def _runs_on(device: torch.device) -> bool:
     return wanted and has_triton()
 
 
-def largest(scores: Sequence[Tensor], counts: Sequence[int] | Tensor, among: Sequence[Tensor] | None = None) -> list[Tensor]:
+def largest(scores: Sequence[Tensor], counts: Sequence[int | Tensor], among: Sequence[Tensor] | None = None) -> list[Tensor]:
     """For each tensor, True at so many scores of largest magnitude, the lower (logical) index first among equals.
 
-    counts  so many for each; a tensor of whole numbers where the device knows them. All, where there are fewer.
+    counts  so many for each; whole numbers on the device where it knows them. All, where there are fewer.
     among   masks outside of which nothing is chosen.
     """
+    if serves(scores):
+        return _by_triton(scores, counts, among)
+    inside: Sequence[Tensor | None] = among or [None] * len(scores)
+    some = [min(max(int(count), 0), score.numel()) for score, count in zip(scores, counts, strict=True)]
+    return [masks.largest(score, count, mask) for score, count, mask in zip(scores, some, inside, strict=True)]
+
+
+def _by_triton(scores: Sequence[Tensor], counts: Sequence[int | Tensor], among: Sequence[Tensor] | None) -> list[Tensor]:
     from .triton_selection import PASSES, WORK, digit_kernel, kept_kernel, ties_kernel
 
     flat = [score.detach().contiguous() for score in scores]
@@ -64,8 +73,8 @@ def largest(scores: Sequence[Tensor], counts: Sequence[int] | Tensor, among: Seq
     outs = [torch.empty(score.shape, dtype=torch.bool, device=score.device) for score in scores]
     if not any(score.numel() for score in scores):
         return outs
-    device_counts = isinstance(counts, Tensor)
-    known = [0] * len(flat) if isinstance(counts, Tensor) else list(counts)
+    on_device = [count for count in counts if isinstance(count, Tensor)]
+    known = [0 if on_device else int(count) for count in counts]
     addresses = [[x.data_ptr() for x in column] for column in (flat, inside or flat, outs)]
     sizes = [x.numel() for x in flat]
     table, program_segment = _tables(addresses, sizes, known, flat[0].device)
@@ -77,10 +86,10 @@ def largest(scores: Sequence[Tensor], counts: Sequence[int] | Tensor, among: Seq
         "num_warps": _WARPS,
     }
     grid = (program_segment.numel(),)
+    numbers = torch.stack(on_device) if on_device else table
     with at(flat[0].device):
         for number in range(PASSES):
-            numbers = counts if isinstance(counts, Tensor) else table
-            digit_kernel[grid](table, program_segment, work, numbers, PASS=number, DEVICE_COUNTS=device_counts, **fixed)
+            digit_kernel[grid](table, program_segment, work, numbers, PASS=number, DEVICE_COUNTS=bool(on_device), **fixed)
         ties_kernel[grid](table, program_segment, work, **fixed)
         kept_kernel[grid](table, program_segment, work, **fixed)
     return outs

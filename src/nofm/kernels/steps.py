@@ -21,8 +21,9 @@ from torch import Tensor
 from ..masks import Grouping
 from .multi import Fleet, sent
 
-__all__ = ["Numbers", "Rule", "Squad", "Term", "finished"]
+__all__ = ["Numbers", "Refinement", "Rule", "Squad", "Term", "finished"]
 
+Refinement: TypeAlias = Literal["weight", "sign", "gradient"]
 Numbers: TypeAlias = tuple[float, float, float, float, float, float, float, float, float]
 WIDTH = 11  # of a row of finished settings
 _Row = TypeVar("_Row", bound=tuple[float, ...])
@@ -33,7 +34,7 @@ class Term:
     """What SR-STE adds in a step: `decay` times W, sign(W) or lr * g of pruned weights, to the gradient or beside the update."""
 
     decay: float
-    refine: Literal["weight", "sign", "gradient"]
+    refine: Refinement
     decoupled: bool
 
 

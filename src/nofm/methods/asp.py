@@ -12,6 +12,7 @@ from ..errors import OptimizerError
 from ..masks import check_finite
 from ..site import Site
 from .base import Memory, Method, Step
+from .pruning import put_on_
 
 __all__ = ["ASP"]
 
@@ -75,6 +76,4 @@ def _has_dense(sites: Sequence[Site]) -> bool:
 def _prune(site: Site, param: nn.Parameter, step: int) -> None:
     weight = shards.whole(param.detach())
     check_finite(weight, site.key, step)
-    mask = site.grouping.mask(weight)
-    site.freeze(mask)
-    shards.local(param.detach()).masked_fill_(~shards.part_of(mask, param), 0.0)
+    put_on_(site, param, site.grouping.mask(weight))

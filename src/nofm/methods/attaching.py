@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,12 +12,10 @@ from torch.optim import LBFGS, Optimizer
 
 from .. import shards, ste
 from ..errors import NotCopiedError, OptimizerError
-from ..following import alive
 from ..layers import SparseModule
 from ..masks import check_finite, pack, unpack
-from ..site import Site, sites
-from ..sparsifying import unwrap
-from ..unfinished import GIVEN_TO, TRAINED_BY, too_early
+from ..site import Site, shortly, sites, unwrap
+from ..unfinished import check_free, note_attached, note_detached, too_early
 from . import saved
 from .base import Memory, Method
 from .driver import Driver
@@ -50,9 +46,7 @@ class Handle:
             self.detach()
             raise
         self._drivers = [Driver(method, optimizer, follow, self.memory, fused) for optimizer, follow in owners]
-        GIVEN_TO.update((module, weakref.ref(self._drivers[0])) for module in model.modules())
-        for driver in self._drivers:
-            TRAINED_BY.update((module, weakref.ref(driver)) for site, _ in driver.follow for module, _ in site.users)
+        note_attached(model, {module: driver for driver in self._drivers for site, _ in driver.follow for module, _ in site.users})
 
     def _check_begun(self, site: Site) -> None:
         minds_it = site.lens in (ste.frozen, ste.held) or isinstance(site.lens, ste.SoftThreshold)
@@ -109,14 +103,10 @@ class Handle:
             driver.remove()
         self.memory.forget()
         for site, lens, marked in self._lenses:
-            for module, _ in site.users:
-                TRAINED_BY.pop(module, None)
             is_ours = isinstance(site.module, SparseModule) and site.module._nofm is marked
             if is_ours and not isinstance(site.lens, ste.SoftThreshold):  # what it has learned stays
                 site.look_through(lens if site.stored_mask is None else ste.frozen)
-        for part in alive(GIVEN_TO):
-            if (given := GIVEN_TO.get(part)) is not None and given() in self._drivers:
-                del GIVEN_TO[part]
+        note_detached(self._drivers)
         self._lenses = []  # a second detach must not take a later method's lenses away
         if said:
             warnings.warn(said, stacklevel=2)  # last: where warnings are errors it would never be detached
@@ -178,11 +168,6 @@ class _NotCopiedAttribute(NotCopiedError, AttributeError):
     """As `hasattr` wants it."""
 
 
-def _shortly(what: object) -> str:
-    """A class or a name as it is written, anything else (a whole network) by its type."""
-    return repr(what) if isinstance(what, str | type | None) else f"a {type(what).__name__}"
-
-
 def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], *, fused: bool = False) -> Handle:
     """Train `model` by `method` from now on, in the steps that `optimizer` takes. The training loop stays as it is.
 
@@ -198,7 +183,7 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     """
     if not isinstance(method, Method):
         raise OptimizerError(
-            f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {_shortly(method)}; attach(method, model, optimizer)"
+            f"attach needs a method such as nofm.SRSTE(decay=2e-4), got {shortly(method)}; attach(method, model, optimizer)"
         )
     saved.check_options(method)
     if not isinstance(model, nn.Module):
@@ -209,7 +194,7 @@ def attach(method: Method, model: nn.Module, optimizer: Optimizer | Iterable[Opt
     found = list(sites(model))
     if not found:
         raise OptimizerError(f"this {type(model).__name__} has no sparse layer; call sparsify_ before attach")
-    _check_free(found)
+    check_free(found)
     if not optimizers:
         raise OptimizerError("attach needs at least one optimizer")
     for each in optimizers:
@@ -238,18 +223,6 @@ def _inside(optimizer: Any) -> Any:
     while not hasattr(optimizer, "_optimizer_step_pre_hooks") and isinstance(inside := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inside
     return optimizer
-
-
-def _check_free(found: list[Site]) -> None:
-    """Raise if a method is attached to an optimizer that somebody still has. One whose optimizer is gone has ended without a word."""
-    taken = [site for site in found if site.module in TRAINED_BY]
-    if taken:
-        gc.collect()  # an optimizer and its hooks hold each other, so that one that nobody has any more may still be there
-    for site in taken:
-        if TRAINED_BY[site.module]() is not None:
-            raise OptimizerError(f"{site.name} has a method attached already; call detach() on the handle that attach has returned first")
-        if site.stored_mask is None:
-            site.look_through(ste.straight_through)  # as `detach` would have left it
 
 
 def _owners(found: list[Site], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[Site]]]:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
+from ..allocate import in_proportion
 from ..errors import OptimizerError
+from .options import check_one_of, check_share
 
-__all__ = ["Allocation", "allocate", "check_allocation", "check_given", "check_share", "check_weight", "check_whole", "shares"]
+__all__ = ["Allocation", "allocate", "shares"]
 
 Allocation: TypeAlias = Literal["uniform", "erk"]
 
@@ -29,7 +31,7 @@ def allocate(shapes: Sequence[Sequence[int]], sparsity: float, allocation: Alloc
     ([4, 12], [5, 11])
     """
     check_share("sparsity", sparsity)
-    check_allocation(allocation)
+    check_one_of("allocation", allocation, Allocation)
     sizes = [math.prod(shape) for shape in shapes]
     total = round((1 - sparsity) * sum(sizes))
     if total < len(sizes):
@@ -44,58 +46,10 @@ def shares(total: int, parts: Sequence[float], room: Sequence[int], least: int =
     equals.
     """
     assert least * len(room) <= total <= sum(room), f"{total} does not fit in {list(room)}"
-    exact = _in_proportion(total, parts, room)
+    exact = in_proportion(float(total), parts, room)
     counts = [min(most, max(least, int(share))) for share, most in zip(exact, room, strict=True)]
     while sum(counts) < total:
         counts[min((i for i, most in enumerate(room) if counts[i] < most), key=lambda i: counts[i] - exact[i])] += 1
     while sum(counts) > total:  # where `least` gave more than the share
         counts[max((i for i in range(len(room)) if counts[i] > least), key=lambda i: counts[i] - exact[i])] -= 1
     return counts
-
-
-def _in_proportion(total: int, parts: Sequence[float], room: Sequence[int]) -> list[float]:
-    """The exact shares. Those that would get more than they have room for are full; the others share what that leaves, and so on."""
-    exact, open_ = [0.0] * len(room), list(range(len(room)))
-    while open_:
-        left = total - sum(exact)
-        weights = parts if sum(parts[i] for i in open_) > 0 else room  # without parts there is no other proportion than room
-        whole = sum(weights[i] for i in open_) or 1
-        full = [i for i in open_ if left * weights[i] >= room[i] * whole]
-        for i in full or open_:
-            exact[i] = room[i] if full else left * weights[i] / whole
-        open_ = [i for i in open_ if i not in full] if full else []
-    return exact
-
-
-# ---- options that many methods have ----
-
-
-def check_share(name: str, value: object) -> None:
-    """Raise unless `value` is a number between 0 and 1, neither of them."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise OptimizerError(f"{name}={value!r} must be 0 < {name} < 1")
-
-
-def check_whole(name: str, value: object, least: int = 0) -> None:
-    """Raise unless `value` is a whole number, `least` or more: a step, a number of steps, a seed."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptimizerError(f"{name}={value!r} must be a whole number, {least} or more")
-
-
-def check_given(method: object, name: str, meaning: str) -> None:
-    """Raise where a length that only the loop knows was left out. Those of the papers are for runs of theirs: in a shorter one a method
-    would not come to what it is for, without a word."""
-    if not getattr(method, name):
-        raise OptimizerError(f"{type(method).__name__} needs {name}: {meaning}")
-
-
-def check_weight(name: str, value: object) -> None:
-    """Raise unless `value` is a finite number, 0 or more: the strength of a term."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise OptimizerError(f"{name}={value!r} must be a finite number, 0 or more")
-
-
-def check_allocation(value: object) -> None:
-    """Raise unless `value` says how a budget is cut into layers."""
-    if value not in get_args(Allocation):
-        raise OptimizerError(f"allocation={value!r} is not one of {', '.join(map(repr, get_args(Allocation)))}")

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import shards
+from ..kernels import selection
 from ..site import Site
 from .base import Memory, Step
-from .budget import check_weight
 from .draws import draw
-from .rewiring import Connections, alive, best_of_each
+from .options import check_weight
+from .rewiring import Connections, alive
 
 __all__ = ["DeepRewiring"]
 
@@ -72,7 +73,7 @@ class DeepRewiring(Connections):
             stays.append(stay)
             scores.append(drawn.uniform)
             counts.append(before.sum() - stay.sum())
-        grows = best_of_each(scores, [~stay for stay in stays], counts)
+        grows = selection.largest(scores, counts, [~stay for stay in stays])
         for owned, stay, grow in zip(step.weights, stays, grows, strict=True):
             self.move_(step, owned, stay, grow)
 

@@ -11,7 +11,8 @@ from .. import shards
 from ..errors import OptimizerError
 from ..site import Site
 from .base import Memory, Step
-from .budget import Allocation, check_share, check_weight, shares
+from .budget import Allocation, shares
+from .options import check_share, check_weight
 from .rewiring import Rewiring, alive, best, chance
 
 __all__ = ["DSR"]

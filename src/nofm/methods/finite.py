@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from .. import shards
 from ..kernels import cpu
+from ..kernels.layout import fills_memory
 from ..kernels.lookout import Lookout
-from ..kernels.multi import fills_memory
 from ..kernels.select import forced_path, has_triton, is_traced
 from ..masks import check_finite
 

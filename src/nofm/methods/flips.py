@@ -37,7 +37,7 @@ from ..kernels import ops
 from ..masks import pack, unpack
 from ..site import Site
 from .base import Memory, OwnedWeight, Step
-from .budget import check_share, check_whole
+from .options import check_share, check_whole
 from .pruning import check_one_optimizer
 
 __all__ = ["PROBE", "SHARE", "SHORT", "Search", "check_options", "decay_of", "remember", "spare_control_", "watch"]
@@ -68,7 +68,20 @@ class Search:
 
     def look(self, step: Step) -> None:
         """Look at the flips of this step, and move lambda."""
-        _move(step, step.number - self.begin_at, self.target, self.probe)
+        held, number = step.memory.tensors, step.number - self.begin_at
+        (flips_even, even), (flips_odd, odd) = _flips(step)
+        rate, goal = (flips_even / max(even, 1), SHARE * flips_odd / max(odd, 1))
+        if self.target is not None:
+            rate, goal = (flips_even + flips_odd) / max(even + odd, 1), self.target
+        if even + odd == 0:
+            rate = goal  # no sparse weight had a gradient, so that this step says nothing
+        one = 1 / max(even + odd, 1)  # so that a step without a flip, which small networks have, is no minus infinity
+        pull = min(1.0, max(-1.0, _STEEP * math.log((rate + one) / (goal + one))))
+        found = min(math.log(_MOST), max(math.log(_LEAST), math.log(decay_of(step.memory)) + _REACH / self.probe * pull))
+        if number > self.probe // 2:
+            held["decay:found"] += torch.tensor([found, 1.0])
+        total, steps = held["decay:found"].tolist()
+        held["decay"].fill_(math.exp(found if number < self.probe else total / steps))
 
     def spoils(self, was: Search, number: int) -> str:
         """What would come of `was`, a search that has had `number` steps; "" if it is the same, or both are over."""
@@ -129,24 +142,6 @@ def decay_of(memory: Memory) -> float:
 def spare_control_(term: Tensor, owned: OwnedWeight) -> Tensor:
     """SR-STE's term without the outputs that STE trains."""
     return term.masked_fill_(~shards.part_of(_even(owned), owned.param), 0.0)
-
-
-def _move(step: Step, number: int, target: float | None, probe: int) -> None:
-    """Look at the flips of step `number` of the probe, from 1, and move lambda."""
-    held = step.memory.tensors
-    (flips_even, even), (flips_odd, odd) = _flips(step)
-    rate, goal = (flips_even / max(even, 1), SHARE * flips_odd / max(odd, 1))
-    if target is not None:
-        rate, goal = (flips_even + flips_odd) / max(even + odd, 1), target
-    if even + odd == 0:
-        rate = goal  # no sparse weight had a gradient, so that this step says nothing
-    one = 1 / max(even + odd, 1)  # so that a step without a flip, which small networks have, is no minus infinity
-    found = math.log(decay_of(step.memory)) + _REACH / probe * min(1.0, max(-1.0, _STEEP * math.log((rate + one) / (goal + one))))
-    found = min(math.log(_MOST), max(math.log(_LEAST), found))
-    if number > probe // 2:
-        held["decay:found"] += torch.tensor([found, 1.0])
-    total, steps = held["decay:found"].tolist()
-    held["decay"].fill_(math.exp(found if number < probe else total / steps))
 
 
 def _flips(step: Step) -> list[list[int]]:

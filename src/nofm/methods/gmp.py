@@ -6,23 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from ..errors import OptimizerError
 from ..masks import check_finite
 from ..schedules import cubic
 from ..site import Site
 from .base import Memory, Method, Step
-from .budget import check_given, check_share, check_whole
+from .options import check_given, check_one_of, check_share, check_whole
 from .pruning import (
     Pool,
     check_masks,
-    check_pool,
+    keep_all_,
     keep_zero_,
     keeps_more,
-    on_the_way,
     owned_of,
     put_on_,
+    room_and_budget,
     set_budget,
     stored_masks,
     strongest,
@@ -70,7 +68,7 @@ class GMP(Method):
         check_given(self, "end_at", "the step at which its sparsity is reached, such as three quarters of the steps that you train")
         check_whole("end_at", self.end_at, least=1)
         check_whole("every", self.every, least=1)
-        check_pool(self.allocation)
+        check_one_of("allocation", self.allocation, Pool)
         if self.end_at < self.begin_at:
             raise OptimizerError(f"end_at={self.end_at} comes before begin_at={self.begin_at}")
 
@@ -80,9 +78,7 @@ class GMP(Method):
     def start(self, sites: Sequence[Site], memory: Memory) -> None:
         set_budget(sites, memory, self.sparsity, self.allocation)
         check_masks(sites, memory, self.sparsity)
-        for site in sites:
-            if site.stored_mask is None:
-                site.freeze(torch.ones(site.weight.shape, dtype=torch.bool, device=site.weight.device))
+        keep_all_(sites)
 
     def phase(self, number: int) -> str | None:
         return None if self._prunes(number) else "frozen"
@@ -107,6 +103,6 @@ class GMP(Method):
         for one, weight in zip(owned, weights, strict=True):
             check_finite(weight, one.site.key, step.number)
         share = cubic(step.number, self.begin_at, self.end_at, final=1.0)
-        budget = on_the_way(step, [weight.numel() for weight in weights], share)
+        budget = [room - round((room - keep) * share) for room, keep in room_and_budget(step, weights)]
         for one, mask in zip(owned, strongest(weights, budget, masks), strict=True):
             put_on_(one.site, one.param, mask)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 __all__ = [
     "ABSENT",
-    "as_tensor",
+    "clear_",
     "groups_of",
     "number_tensor",
     "numbers_in_groups",
@@ -28,6 +28,10 @@ __all__ = [
 
 _NONE = torch.empty(0)  # None, among tensors
 ABSENT = torch.empty(0, 0)  # no entry at all
+
+# What torch's optimizers remember that starts as zeros.
+_MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta", "sum")
+_FROM_ZERO = ("step", *_MOMENTS, "row_var", "col_var", "variance")
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
@@ -61,7 +65,24 @@ def states_of(optimizer: Optimizer, param: Tensor) -> list[tuple[Optimizer, dict
     return [(each, each.state.get(param, {})) for each in rememberers(optimizer)]
 
 
-def as_tensor(value: Any) -> Tensor | None:
+def clear_(state: dict[str, object], optimizer: Optimizer) -> None:
+    """Make the optimizer forget a parameter: zeros, which is how most of torch's start, in the places where a CUDA graph looks for them.
+
+    Not all do: NAdam multiplies what starts as 1, Rprop's step sizes start as its learning rate, SGD dampens all gradients but the first,
+    and an optimizer from elsewhere may count its steps in a number of Python's, or start from ones. Such a state is emptied, and the
+    optimizer makes it anew in its next step.
+    """
+    is_known = any(cls.__module__.startswith("torch.optim.") for cls in type(optimizer).__mro__ if cls is not Optimizer)
+    is_known = is_known and not any(group.get("dampening") for group in optimizer.param_groups)
+    if is_known and all(value is None or (name in _FROM_ZERO and isinstance(value, Tensor)) for name, value in state.items()):
+        for value in state.values():
+            if isinstance(value, Tensor):
+                value.zero_()
+    else:
+        state.clear()
+
+
+def _as_tensor(value: Any) -> Tensor | None:
     """A copy of a number, None, a tensor or a list of numbers, as saved states hold it; None where `value` is something else."""
     if value is None:
         return _NONE
@@ -78,10 +99,10 @@ def number_tensor(value: Any) -> Tensor:
 
 
 def numbers_in_groups(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """All that `as_tensor` knows in the groups of the optimizers, by place and name: "0.1:step" of the second group of the first."""
+    """All that `_as_tensor` knows in the groups of the optimizers, by place and name: "0.1:step" of the second group of the first."""
     found: dict[str, Tensor] = {}
     for place, group in _places(optimizers):
-        values = {f"{place}:{what}": as_tensor(value) for what, value in group.items() if what != "params"}
+        values = {f"{place}:{what}": _as_tensor(value) for what, value in group.items() if what != "params"}
         found |= {name: value for name, value in values.items() if value is not None}
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import shards
@@ -17,8 +17,8 @@ from ..masks import check_finite
 from ..site import Site
 from . import pruning
 from .base import Memory, Method, Step
-from .budget import check_given, check_share, check_whole
-from .inside import ABSENT, number_tensor, numbers_in_groups, put_back
+from .inside import ABSENT, clear_, number_tensor, numbers_in_groups, put_back, rememberers
+from .options import check_given, check_one_of, check_share, check_whole
 from .pruning import Pool
 
 __all__ = ["LotteryTicket"]
@@ -65,7 +65,7 @@ class LotteryTicket(Method):
         check_given(self, "every", "the steps of its first training; all together it trains every + rounds * (every - rewind_to) steps")
         check_whole("every", self.every, least=1)
         check_whole("rewind_to", self.rewind_to)
-        pruning.check_pool(self.allocation)
+        check_one_of("allocation", self.allocation, Pool)
         if self.rewind_to >= self.every:
             raise OptimizerError(f"rewind_to={self.rewind_to} must come before the end of the first training, every={self.every}")
 
@@ -76,9 +76,7 @@ class LotteryTicket(Method):
         pruning.check_one_optimizer("rewinding", memory)
         pruning.set_budget(sites, memory, self.sparsity, self.allocation)
         pruning.check_masks(sites, memory, self.sparsity)
-        for site in sites:
-            if site.stored_mask is None:
-                site.freeze(torch.ones(site.weight.shape, dtype=torch.bool, device=site.weight.device))
+        pruning.keep_all_(sites)
         if self.rewind_to == 0:
             _remember(memory)
 
@@ -118,20 +116,27 @@ class LotteryTicket(Method):
         if not (number := self._round(step.number)):
             return
         owned = pruning.owned_of(step)
-        weights, final = pruning.whole_weights(owned), pruning.budget_of(step)
+        weights = pruning.whole_weights(owned)
         for one, weight in zip(owned, weights, strict=True):
             check_finite(weight, one.site.key, step.number)
-        sizes = [weight.numel() for weight in weights]
-        rooms = sizes if len(final) == len(sizes) else [sum(sizes)]
-        budget = [round(room * (keep / room) ** (number / self.rounds)) for room, keep in zip(rooms, final, strict=True)]
+        budget = [round(room * (keep / room) ** (number / self.rounds)) for room, keep in pruning.room_and_budget(step, weights)]
         masks = pruning.strongest(weights, budget, pruning.stored_masks(owned))
         _rewind(step.memory)
         for one, mask in zip(owned, masks, strict=True):
             pruning.put_on_(one.site, one.param, mask)
 
 
+def _trained(memory: Memory) -> Iterator[tuple[str, nn.Parameter, list[tuple[Optimizer, dict[str, object]]]]]:
+    """Every parameter that the optimizer moves, by its place in it, and what it and the optimizers inside it remember of it."""
+    for i, optimizer in enumerate(memory.optimizers):
+        knowing = rememberers(optimizer)
+        for j, group in enumerate(optimizer.param_groups):
+            for k, param in enumerate(group["params"]):
+                yield f"{i}.{j}.{k}", param, [(each, each.state.get(param, {})) for each in knowing]
+
+
 def _remember(memory: Memory) -> None:
-    for place, param, states in pruning.trained_by(memory):
+    for place, param, states in _trained(memory):
         memory.tensors[f"rewind:{place}"] = shards.whole(param.detach()).clone()
         for prefix, (_, state) in zip(_prefixes(place), states, strict=False):
             for what, value in state.items():
@@ -160,7 +165,7 @@ def _remember_groups(step: Step, at_the_start: bool) -> None:
 
 def _check_remembered(memory: Memory, rewind_to: int) -> None:
     """Raise where the optimizer has a parameter of which step `rewind_to` knows nothing, before a training is spent on it."""
-    for place, param, _ in pruning.trained_by(memory):
+    for place, param, _ in _trained(memory):
         then = memory.tensors.get(f"rewind:{place}")
         if then is None or then.shape != param.shape:
             raise OptimizerError(
@@ -171,7 +176,7 @@ def _check_remembered(memory: Memory, rewind_to: int) -> None:
 
 def _rewind(memory: Memory) -> None:
     put_back(memory.optimizers, {name.removeprefix("rewind:"): then for name, then in memory.tensors.items() if name.startswith("rewind:")})
-    for place, param, states in pruning.trained_by(memory):
+    for place, param, states in _trained(memory):
         _copy_(param, memory.tensors[f"rewind:{place}"])
         for prefix, (optimizer, state) in zip(_prefixes(place), states, strict=False):
             _rewind_state(state, optimizer, memory, prefix)
@@ -180,7 +185,7 @@ def _rewind(memory: Memory) -> None:
 def _rewind_state(state: dict[str, object], optimizer: Optimizer, memory: Memory, prefix: str) -> None:
     before = {what: then for what in state if (then := memory.tensors.get(f"{prefix}{what}")) is not None}
     if not before:
-        pruning.clear_(state, optimizer)  # what was not there yet
+        clear_(state, optimizer)  # what was not there yet
         return
     for what, value in list(state.items()):
         if isinstance(value, Tensor | int | float) and what not in before:

@@ -1,4 +1,4 @@
-"""What the methods that prune by rank share: a budget, the strongest weights of a layer or of all layers, and masks put on.
+"""What methods that prune share: a budget, the strongest weights of a layer or of all layers, and masks put on.
 
 A budget is one number for each layer ("uniform", "erk": see `budget`), or a single one where all layers compete ("global"). The
 order is that of all masks: larger magnitude first, then lower index, and lower layer.
@@ -6,49 +6,37 @@ order is that of all masks: larger magnitude first, then lower index, and lower 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from .. import shards
 from ..errors import OptimizerError
 from ..kernels import selection
-from ..masks import keep_top, magnitude_key
 from ..site import Site
 from .base import Memory, OwnedWeight, Step
 from .budget import allocate
-from .inside import rememberers
 
 __all__ = [
     "Pool",
     "budget_of",
     "check_masks",
     "check_one_optimizer",
-    "check_pool",
-    "clear_",
+    "keep_all_",
     "keep_zero_",
     "keeps_more",
-    "on_the_way",
     "owned_of",
     "put_on_",
+    "room_and_budget",
     "set_budget",
     "stored_masks",
     "strongest",
-    "top",
-    "trained_by",
     "whole_weights",
 ]
 
 Pool: TypeAlias = Literal["uniform", "erk", "global"]
-
-
-def check_pool(value: object) -> None:
-    """Raise unless `value` says which weights compete with which."""
-    if value not in get_args(Pool):
-        raise OptimizerError(f"allocation={value!r} is not one of {', '.join(map(repr, get_args(Pool)))}")
 
 
 def check_one_optimizer(name: str, memory: Memory) -> None:
@@ -104,11 +92,17 @@ def _kept_and_budget(sites: Sequence[Site], memory: Memory) -> list[tuple[str, i
     return [(site.name, site.kept(), int(held[f"{site.key}:keep"])) for site in sites]
 
 
-def on_the_way(step: Step, sizes: Sequence[int], share: float) -> list[int]:
-    """Budgets of a schedule: all weights where `share` is 0, what `set_budget` has found where it is 1."""
-    budget = budget_of(step)
-    rooms = sizes if len(budget) == len(sizes) else [sum(sizes)]
-    return [room - round((room - keep) * share) for room, keep in zip(rooms, budget, strict=True)]
+def room_and_budget(step: Step, weights: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """How many weights there are and how many `set_budget` has found to keep, of each layer or ("global") of all together."""
+    budget, sizes = budget_of(step), [weight.numel() for weight in weights]
+    return list(zip(sizes if len(budget) == len(sizes) else [sum(sizes)], budget, strict=True))
+
+
+def keep_all_(sites: Sequence[Site]) -> None:
+    """Freeze a mask of ones where there is none yet, for prunings to come to take from."""
+    for site in sites:
+        if site.stored_mask is None:
+            site.freeze(torch.ones(site.weight.shape, dtype=torch.bool, device=site.weight.device))
 
 
 def strongest(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[Tensor] | None = None) -> list[Tensor]:
@@ -117,28 +111,12 @@ def strongest(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[T
     `among`: masks, outside of which nothing is kept.
     """
     if len(budget) == len(scores):
-        return _tops(scores, budget, among)
+        return selection.largest(scores, budget, among)
     joined = torch.cat([score.reshape(-1) for score in scores])
-    [mask] = _tops([joined], budget, None if among is None else [torch.cat([mask.reshape(-1) for mask in among])])
+    inside = None if among is None else [torch.cat([mask.reshape(-1) for mask in among])]
+    [mask] = selection.largest([joined], budget, inside)
     parts = mask.split([score.numel() for score in scores])
     return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
-
-
-def _tops(scores: Sequence[Tensor], budget: Sequence[int], among: Sequence[Tensor] | None) -> list[Tensor]:
-    if selection.serves(scores):
-        return selection.largest(scores, budget, among)
-    inside: Sequence[Tensor | None] = among or [None] * len(scores)
-    return [top(score, keep, mask) for score, keep, mask in zip(scores, budget, inside, strict=True)]
-
-
-def top(score: Tensor, keep: int, among: Tensor | None) -> Tensor:
-    """True at the `keep` scores of largest magnitude, where `among` is True; at all of these where they are fewer."""
-    if keep == 0:
-        return torch.zeros_like(score, dtype=torch.bool)
-    if among is None:
-        return keep_top(magnitude_key(score).reshape(1, -1), keep).view(score.shape)
-    key = magnitude_key(score).masked_fill(~among, -1)  # below a kept weight that happens to be zero
-    return keep_top(key.reshape(1, -1), keep).view(score.shape) & among
 
 
 # ---- in a step ----
@@ -170,36 +148,3 @@ def keep_zero_(step: Step) -> None:
     for owned in owned_of(step):
         if owned.site.stored_mask is not None:
             owned.weight.masked_fill_(~owned.mask(), 0.0)
-
-
-# ---- the optimizer's own state ----
-
-# What torch's optimizers remember that starts as zeros.
-_MOMENTS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta", "sum")
-_FROM_ZERO = ("step", *_MOMENTS, "row_var", "col_var", "variance")
-
-
-def trained_by(memory: Memory) -> Iterator[tuple[str, nn.Parameter, list[tuple[Optimizer, dict[str, object]]]]]:
-    """Every parameter that the optimizer moves, by its place in it, and what it and the optimizers inside it remember of it."""
-    for i, optimizer in enumerate(memory.optimizers):
-        knowing = rememberers(optimizer)
-        for j, group in enumerate(optimizer.param_groups):
-            for k, param in enumerate(group["params"]):
-                yield f"{i}.{j}.{k}", param, [(each, each.state.get(param, {})) for each in knowing]
-
-
-def clear_(state: dict[str, object], optimizer: Optimizer) -> None:
-    """Make the optimizer forget a parameter: zeros, which is how most of torch's start, in the places where a CUDA graph looks for them.
-
-    Not all do: NAdam multiplies what starts as 1, Rprop's step sizes start as its learning rate, SGD dampens all gradients but the first,
-    and an optimizer from elsewhere may count its steps in a number of Python's, or start from ones. Such a state is emptied, and the
-    optimizer makes it anew in its next step.
-    """
-    is_known = any(cls.__module__.startswith("torch.optim.") for cls in type(optimizer).__mro__ if cls is not Optimizer)
-    is_known = is_known and not any(group.get("dampening") for group in optimizer.param_groups)
-    if is_known and all(value is None or (name in _FROM_ZERO and isinstance(value, Tensor)) for name, value in state.items()):
-        for value in state.values():
-            if isinstance(value, Tensor):
-                value.zero_()
-    else:
-        state.clear()

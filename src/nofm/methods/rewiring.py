@@ -20,11 +20,11 @@ from ..errors import OptimizerError
 from ..kernels import selection
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
-from .budget import Allocation, allocate, check_allocation, check_share, check_whole
+from .budget import Allocation, allocate
 from .inside import states_of
-from .pruning import top
+from .options import check_one_of, check_share, check_whole
 
-__all__ = ["Connections", "Rewiring", "alive", "best", "best_of_each", "chance", "reset_momentum_"]
+__all__ = ["Connections", "Rewiring", "alive", "best", "chance", "reset_momentum_"]
 
 # What optimizers keep for each weight that starts as something else than zero: Rprop's step sizes, which are no memory of gradients.
 # All else of a weight's shape is one, by whatever name: of gradients, or of the weight itself, which is zero where a connection begins.
@@ -49,7 +49,7 @@ class Connections(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("sparsity", self.sparsity)
-        check_allocation(self.allocation)
+        check_one_of("allocation", self.allocation, Allocation)
         check_whole("seed", self.seed)
 
     def lens(self) -> ste.Lens:
@@ -138,16 +138,7 @@ def best(scores: Tensor, among: Tensor, count: int | Tensor) -> Tensor:
     >>> best(torch.tensor([1.0, -3.0, 2.0, -2.0]), torch.tensor([True, False, True, True]), 1)
     tensor([False, False,  True, False])
     """
-    if selection.serves([scores]):
-        return selection.largest([scores], count.reshape(1) if isinstance(count, Tensor) else [count], [among])[0]
-    return top(scores, min(int(count), scores.numel()), among)
-
-
-def best_of_each(scores: Sequence[Tensor], among: Sequence[Tensor], counts: Sequence[Tensor]) -> list[Tensor]:
-    """`best` of each tensor, with counts that live on the device; together where that costs fewer launches."""
-    if selection.serves(scores):
-        return selection.largest(scores, torch.stack(list(counts)), among)
-    return [best(score, mask, count) for score, mask, count in zip(scores, among, counts, strict=True)]
+    return selection.largest([scores], [count], [among])[0]
 
 
 def chance(seed: int, number: int, site: Site) -> Tensor:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from .. import shards, ste
 from ..schedules import cosine
-from .base import Method, Step
-from .budget import check_given, check_whole
+from .base import Step
+from .options import check_given
 from .rewiring import Rewiring, alive, best
 
 __all__ = ["RigL"]
@@ -33,9 +33,7 @@ class RigL(Rewiring):
     end_at: int = 0  # must be given
 
     def __post_init__(self) -> None:
-        Method.__post_init__(self)
         check_given(self, "end_at", "the step from which on its masks stay, about three quarters of the steps that you train")
-        check_whole("end_at", self.end_at, least=1)
         super().__post_init__()
 
     def lens(self) -> ste.Lens:

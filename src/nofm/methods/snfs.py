@@ -11,7 +11,8 @@ from .. import shards, ste
 from ..schedules import constant, cosine
 from ..site import Site
 from .base import Memory, Step
-from .budget import Allocation, check_share, shares
+from .budget import Allocation, shares
+from .options import check_share
 from .rewiring import Rewiring, alive, best
 
 __all__ = ["SNFS"]

@@ -12,8 +12,9 @@ from .. import shards, ste
 from ..errors import OptimizerError
 from ..site import Site
 from .base import Memory, Method, OwnedWeight, Step
-from .budget import check_share, check_whole
-from .pruning import budget_of, check_masks, clear_, keep_zero_, owned_of, put_on_, set_budget, strongest, trained_by, whole_weights
+from .inside import clear_, states_of
+from .options import check_share, check_whole
+from .pruning import budget_of, check_masks, keep_zero_, owned_of, put_on_, set_budget, strongest, whole_weights
 
 __all__ = ["SNIP"]
 
@@ -92,7 +93,6 @@ def _prune(step: Step) -> None:
     scores: list[Tensor] = [held.pop(f"{one.site.key}:grad") * weight for one, weight in zip(owned, whole_weights(owned), strict=True)]
     for one, mask in zip(owned, strongest(scores, budget_of(step)), strict=True):
         put_on_(one.site, one.param, mask)
-    for _, param, states in trained_by(step.memory):
-        if any(param is one.param for one in owned):
-            for optimizer, state in states:
-                clear_(state, optimizer)
+        for optimizer in step.memory.optimizers:
+            for inside, state in states_of(optimizer, one.param):
+                clear_(state, inside)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -26,6 +26,7 @@ from ..site import Site
 from . import flips
 from .base import Memory, Method, OwnedWeight, Step
 from .flips import Search
+from .options import check_one_of
 from .starts import STAGES, Start
 
 __all__ = ["SRSTE"]
@@ -186,9 +187,8 @@ class SRSTE(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field, value, allowed in (("refine", self.refine, ste.Refinement), ("placement", self.placement, Placement)):
-            if value not in get_args(allowed):
-                raise OptimizerError(f"{field}={value!r} is not one of {', '.join(map(repr, get_args(allowed)))}")
+        check_one_of("refine", self.refine, ste.Refinement)
+        check_one_of("placement", self.placement, Placement)
         is_number = isinstance(self.decay, int | float) and not isinstance(self.decay, bool) and math.isfinite(self.decay)
         if not is_number and not (isinstance(self.decay, str) and self.decay == "auto"):
             raise OptimizerError(f'decay={self.decay!r} is no finite number and not "auto"; the paper uses 2e-4')

@@ -18,7 +18,7 @@ from ..errors import OptimizerError
 from ..masks import Grouping
 from ..patterns import Pattern
 from ..site import Site
-from .budget import check_whole
+from .options import check_whole
 
 __all__ = ["STAGES", "Start"]
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 from .. import shards, ste
 from ..site import Site
 from .base import Memory, Method, Step
-from .budget import check_share
-from .pruning import Pool, budget_of, check_pool, owned_of, set_budget, strongest, whole_weights
+from .options import check_one_of, check_share
+from .pruning import Pool, budget_of, owned_of, set_budget, strongest, whole_weights
 
 __all__ = ["UnstructuredSTE"]
 
@@ -42,7 +42,7 @@ class UnstructuredSTE(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("sparsity", self.sparsity)
-        check_pool(self.allocation)
+        check_one_of("allocation", self.allocation, Pool)
 
     def begun_with(self) -> tuple[str, ...]:
         return ("sparsity", "allocation")
