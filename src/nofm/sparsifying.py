@@ -50,7 +50,8 @@ def sparsify_(
                       "default": the first convolution and the classifier. "paper": the classifier. "asp": layers whose outputs
                       do not divide by 8 or inputs by 16. "all": nothing. A layer that its pattern does not divide stays dense
                       too, except under "all" or where a rule spells its name out: then it is an error.
-                      An embedding is sparse only where a rule other than "*" matches it.
+                      An embedding is sparse only where a rule other than "*" matches it,
+                      or where a linear layer that is sparse has the same weight (tied).
     skip              globs of layers that stay dense.
     axis              "input": groups run along the input channels, as sparse hardware reads them. "flat": along the flattened
                       (input, kernel) axes of a filter, as in the paper's first results.

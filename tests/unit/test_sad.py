@@ -131,6 +131,31 @@ def test_masks_of_a_dense_method_are_those_that_pruning_would_give():
     assert torch.equal(unpack(sad.packed(1)["weight"], layer.weight.shape), nofm.mask(layer.weight, "2:4"))
 
 
+@pytest.mark.parametrize("undo", [nofm.fold_, nofm.densify_])
+@pytest.mark.parametrize("method", [nofm.STE(), nofm.ASP()], ids=["masks of the moment", "stored masks"])
+def test_records_can_be_read_when_the_network_is_plain_again(undo, method):
+    """Train, fold, print: the order in which one does it."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    nofm.sparsify_(model, "2:4", preset="all")
+    handle = nofm.attach(method, model, optimizer)
+    sad = nofm.SAD(model)
+    for step in range(3):
+        sad.record(step)
+        model(torch.randn(4, 16)).square().mean().backward()
+        optimizer.step()
+
+    def read() -> tuple[object, ...]:
+        return dict(sad.between(0, 2)), sad.between(0, 2).weights, sad.flip_rate(), sad.lifetime(), repr(sad)
+
+    before = read()
+    handle.detach()
+    undo(model)
+    assert read() == before
+    with pytest.raises(nofm.NofmError, match="no sparse layer any more"):
+        sad.record(3)
+
+
 def after_fold(model, part):
     nofm.sparsify_(model, "2:4", preset="all")
     sad = nofm.SAD(model)

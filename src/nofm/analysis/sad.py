@@ -155,7 +155,8 @@ class SAD:
     def __init__(self, model: nn.Module, keep: int | None = None, device: torch.device | str | None = None) -> None:
         self._model, self._keep, self._device = unwrap(model), plain_number(keep), device
         self._records: list[_Record] = []
-        self._sites: list[Site] = []
+        self._sites: list[Site] = []  # of the last record, for whose weights records can be read when the network has been folded
+        self._groupings: dict[str, Grouping] = {}
         self._fleet: _Fleet | None = None
         if keep is not None and keep < 1:
             raise NofmError(f"keep={keep} holds no mask; give at least 1, or None for all")
@@ -182,7 +183,7 @@ class SAD:
         if self._fleet is None or not self._fleet.holds() or not all(isinstance(site.module, SparseModule) for site in self._sites):
             if not (found := list(sites(self._model))):
                 raise NofmError(f"this {type(self._model).__name__} has no sparse layer any more (fold_, densify_), so nothing to record")
-            self._sites = found
+            self._sites, self._groupings = found, {site.name: site.grouping for site in found}
             self._fleet = _Fleet.of(self._sites)
         masks, changed = self._fleet.look(before) if self._fleet.sites else ({}, [])
         for site in self._sites if len(masks) < len(self._sites) else ():
@@ -199,7 +200,7 @@ class SAD:
 
     def __repr__(self) -> str:
         seen = f"{len(self.steps)} records, steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "nothing recorded"
-        return f"SAD({len(list(sites(self._model)))} layers, {seen})"
+        return f"SAD({len(self._sites or list(sites(self._model)))} layers, {seen})"
 
     @property
     def steps(self) -> list[int]:
@@ -255,12 +256,12 @@ class SAD:
         return {
             site.name: int(shards.summed(record.kept[site.name], site.weight))
             if site.name in record.kept
-            else site.grouping.kept(site.weight.shape)
-            for site in sites(self._model)
+            else self._groupings[site.name].kept(site.weight.shape)
+            for site in self._sites
         }
 
     def _divergence(self, counts: Mapping[str, Tensor]) -> Divergence:
-        found = {site.name: site for site in sites(self._model)}
+        found = {site.name: site for site in self._sites}
         summed = {name: int(shards.summed(count, found[name].weight)) for name, count in counts.items()}
         return Divergence(summed, sum(found[name].weight.numel() for name in counts))
 

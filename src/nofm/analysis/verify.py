@@ -251,7 +251,8 @@ def _of_file(path: Path) -> Iterator[tuple[str, Tensor]]:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
-        raise NofmError(f"{path}: not a readable safetensors file ({error}); other formats are not opened, for safety") from error
+        said = "other formats may run code when they are opened; give verify the state dict, or save that with safetensors.torch.save_file"
+        raise NofmError(f"{path}: not a readable safetensors file ({error}); {said}") from error
 
 
 def _of_onnx(path: Path, wanted: Pattern | None) -> Iterator[WeightReport]:
@@ -265,7 +266,8 @@ def _of_onnx(path: Path, wanted: Pattern | None) -> Iterator[WeightReport]:
 
 def _check_is_file(path: Path) -> None:
     if not path.is_file():
-        raise NofmError(f"{path}: no such file; verify takes a model, a state dict, a safetensors file or an ONNX file")
+        what = "is a folder; of a run give its model.safetensors" if path.is_dir() else "no such file"
+        raise NofmError(f"{path}: {what}; verify takes a model, a state dict, a safetensors file or an ONNX file")
 
 
 def _report(name: str, weight: Tensor, wanted: Pattern | None, axis: int | None = None) -> WeightReport:

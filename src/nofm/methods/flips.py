@@ -117,7 +117,7 @@ def watch(sites: Sequence[Site], memory: Memory, probe: int) -> None:
     check_one_optimizer('decay="auto"', memory)
     if probe < SHORT:
         warnings.warn(
-            f'decay="auto" searches in {probe} steps (probe), and so short a search finds too large a lambda; give {SHORT} or more, beyond '
+            f'decay="auto" searches in {probe} steps (probe), and so short a search often finds too large a lambda; give {SHORT} or more, beyond '
             "the warm-up of the learning rate, or set decay yourself",
             stacklevel=level_of_the_user(),
         )

@@ -63,8 +63,8 @@ class SRSTE(Method):
     refine     "weight" (Eq. 4), "sign" (Eq. 5) or "gradient" (Eq. 6).
     placement  "gradient": added to the gradient, so it goes through momentum and Adam's normalisation (the paper).
                "decoupled": W <- W - lr * decay * term beside the optimizer's own update, as AdamW does with weight decay. Worth
-               a try under Adam, with decay * (sum of learning rates) at 3 to 5. Holds the term, as large as the weights, while the
-               optimizer steps.
+               a try under Adam, with decay * (sum of learning rates) at 3 to 4, and from trained weights at 0.25 to 1. Holds the
+               term, as large as the weights, while the optimizer steps.
                "backward": inside backward, as in the code released with the paper: the term then grows with micro-batches,
                with uses of the weight in a forward and with summed all-reduces, and shrinks under a loss scale. Only to repeat
                numbers made with that code.
