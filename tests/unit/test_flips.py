@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS = 240
 SHORT = (
-    'decay="auto" searches in {} steps (probe), and so short a search often finds too large a lambda; give 100 or more, beyond the warm-up of '
+    'decay="auto" searches in {} steps (probe), and so short a search may find too large a lambda; give 100 or more, beyond the warm-up of '
 )
 SHORT += "the learning rate, or set decay yourself"
 

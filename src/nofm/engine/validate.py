@@ -315,7 +315,9 @@ def _schedule(c: RunConfig) -> Complaints:
         yield "schedule.restart_warmup", "has no effect without schedule.restarts"
     for restart in s.restarts:
         if length is not None and not s.warmup < restart < length:
-            yield "schedule.restarts", f"{restart:g} is not inside the run, from the end of warm-up {s.warmup:g} to {length:g} {unit}"
+            shorter = "; a shorter run needs a shorter --schedule.warmup" if s.warmup >= restart else ""
+            inside = f"from the end of warm-up {s.warmup:g} to {length:g} {unit}"
+            yield "schedule.restarts", f"{restart:g} is not inside the run, {inside}{shorter}"
     if s.kind == "step":
         if not s.milestones:
             yield "schedule.milestones", f"must say after how many {unit} the learning rate drops"

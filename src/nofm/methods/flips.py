@@ -117,8 +117,8 @@ def watch(sites: Sequence[Site], memory: Memory, probe: int) -> None:
     check_one_optimizer('decay="auto"', memory)
     if probe < SHORT:
         warnings.warn(
-            f'decay="auto" searches in {probe} steps (probe), and so short a search often finds too large a lambda; give {SHORT} or more, beyond '
-            "the warm-up of the learning rate, or set decay yourself",
+            f'decay="auto" searches in {probe} steps (probe), and so short a search may find too large a lambda; give {SHORT} or more, '
+            "beyond the warm-up of the learning rate, or set decay yourself",
             stacklevel=level_of_the_user(),
         )
     memory.tensors["decay"] = torch.tensor(_FIRST, dtype=torch.float64)
