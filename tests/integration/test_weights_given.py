@@ -108,6 +108,8 @@ def test_what_is_no_file_of_weights_is_refused(run, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "has no model.safetensors; give a finished run's folder" in refused(with_weights(tmp_path / "empty"))
     assert "run.json: cannot be read as safetensors" in refused(with_weights(run / "run.json"))
+    torch.save({"conv1.weight": torch.zeros(2)}, tmp_path / "trained.pt")
+    assert "a state dict is written as such by safetensors.torch.save_file" in refused(with_weights(tmp_path / "trained.pt"))
     config = with_weights(run, model={"pretrained": True, "name": "timm/resnet10t", "width": None, "norm": None})
     assert "model.pretrained = true: has no effect beside model.weights" in refused(config)
 

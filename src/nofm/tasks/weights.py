@@ -22,7 +22,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 raise NofmError(f"{path}: is packed; nofm export {path} --form plain writes the file with its zeros")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
-        raise NofmError(f"{path}: cannot be read as safetensors ({error})") from None
+        hint = "; a state dict is written as such by safetensors.torch.save_file" * (path.suffix in (".pt", ".pth", ".bin", ".ckpt"))
+        raise NofmError(f"{path}: cannot be read as safetensors ({error}){hint}") from None
 
 
 def misfits(
