@@ -15,12 +15,14 @@ from small_runs import SMALL, changed
 from task_runs import config_of
 
 import nofm
+from nofm.cli.campaign import facts_of
 from nofm.cli.main import main
 from nofm.engine.build import make_loader, make_task
 from nofm.engine.config import ConfigError, RunConfig
 from nofm.engine.train import train
 from nofm.engine.validate import check
 from nofm.engine.world import joined_world
+from nofm.recipes.studies import STUDIES
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,18 @@ def test_a_run_begins_with_them(run, tmp_path, form):
     for key, value in begun.items():
         assert torch.equal(value, given[key].to(value.dtype)), key
     assert not torch.equal(begun["conv1.weight"], beginning(SMALL)["conv1.weight"])
+
+
+def test_each_of_several_seeds_begins_with_its_own(tmp_path, run):
+    held = load_file(run / "model.safetensors")
+    for seed in (1, 2):
+        save_file({**held, "fc.bias": torch.full_like(held["fc.bias"], seed)}, tmp_path / f"dense-{seed}.safetensors")
+    for seed in (1, 2):
+        config = changed(with_weights(tmp_path / "dense-{seed}.safetensors"), seed=seed)
+        assert beginning(config)["fc.bias"].tolist() == [seed] * 10
+    assert "no such file or folder" in refused(changed(config, seed=3))
+    facts = facts_of("table1", STUDIES["table1"](config), config, "digits")
+    assert any("All rows begin with the weights of " in note and "dense-{seed}.safetensors" in note for note in facts["notes"])
 
 
 def test_asp_prunes_them_at_once_and_run_json_says_which_they_were(run, tmp_path):

@@ -72,6 +72,20 @@ def test_what_spoils_a_comparison_is_said_in_the_terminal_too(tmp_path):
     assert "note: " not in table([same[0], write_run(tmp_path / "d", seed=8)])
 
 
+def test_weights_that_a_run_began_with_are_in_its_name_and_said(tmp_path):
+    begun = {"model": {"weights": "runs/dense/seed-{seed}"}, "sparsity": {"pattern": "1:8"}}
+    random, *from_dense = write_run(tmp_path / "a", seed=0), *(write_run(tmp_path / f"b{i}", seed=i, config=begun) for i in (0, 1))
+    published = write_run(tmp_path / "c", config={"model": {"pretrained": True}})
+    shown = " ".join(table([random, *from_dense]).split())
+    assert "from runs/dense/seed-{seed}" in shown
+    assert "note: Begun with trained weights: from runs/dense/seed-{seed} 1:8. The others began with random ones" in shown
+    assert "note: All runs began with the weights of runs/dense/seed-{seed}." in " ".join(table(from_dense).split())
+    assert "note: All runs began with published weights." in table([published])
+    assert "began with different trained weights: the weights of runs/dense/" in " ".join(table([*from_dense, published]).split())
+    assert "began with" not in table([random])
+    assert "Begun with" not in table([random])
+
+
 @pytest.mark.parametrize(("events", "step"), [(EVENTS[:-1], END), (EVENTS, END - 1)], ids=["going on", "went on"])
 def test_an_evaluation_of_an_earlier_end_does_not_count(events, step, tmp_path):
     run = measured(write_run(tmp_path / "run", events), "x", {"step": step, **FLOW})

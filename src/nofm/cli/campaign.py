@@ -22,6 +22,7 @@ from ..engine.validate import check
 from ..errors import NofmError
 from ..recipes import find
 from ..recipes.study import Row, Study, run_name
+from ..report.begun_with import begun_with
 from ..report.files import write_whole
 from ..report.measured_on import measured_on
 from ..report.study import finished, read_rows
@@ -217,8 +218,10 @@ def note(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def _of_what(base: RunConfig) -> list[str]:
-    """What is measured on, where it is not the test data."""
-    return [] if base.data.held_out is None else [f"Measured on {measured_on(to_dict(base))}, not on the test images."]
+    """What is begun with, where that is not random, and measured on, where that is not the test data."""
+    begun, held_out = begun_with(to_dict(base)), base.data.held_out is not None
+    notes = [f"All rows begin with {begun}."] if begun else []
+    return notes + ([f"Measured on {measured_on(to_dict(base))}, not on the test images."] if held_out else [])
 
 
 def _trained_on(study: Study, base: RunConfig, on: str) -> str:

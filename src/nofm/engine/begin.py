@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..choose import classifiers, find_candidates
 from ..tasks.weights import listed, misfits, read_weights
+from .complaints import weights_of
 from .config import ConfigError, RunConfig
 
 __all__ = ["begin_with_", "told"]
@@ -22,7 +23,7 @@ def begin_with_(model: nn.Module, config: RunConfig, companions: Mapping[str, by
 
     companions: files of a run that tell what outputs mean, such as the names of classes, as they follow from these data.
     """
-    source = config.model.weights or ""
+    source = weights_of(config)
     given, wanted = read_weights(_file(source)), model.state_dict()
     other = _other_classes(model, given, wanted)
     if Path(source).is_dir():
@@ -36,10 +37,11 @@ def begin_with_(model: nn.Module, config: RunConfig, companions: Mapping[str, by
         warnings.warn(f"model.weights = {source}: is of other classes; the classifier begins at random ({said})", UserWarning, stacklevel=2)
 
 
-def told(source: str) -> dict[str, str]:
+def told(config: RunConfig) -> dict[str, str]:
     """Which weights these are, for run.json: a path alone would not tell, since another file may lie there tomorrow."""
-    with _file(source).open("rb") as file:
-        return {"file": str(_file(source)), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    path = _file(weights_of(config))
+    with path.open("rb") as file:
+        return {"file": str(path), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _file(source: str) -> Path:

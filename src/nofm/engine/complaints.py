@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from .config import RunConfig
 from .resolve import near_path
 
-__all__ = ["Complaints", "batch_divides", "folder", "number", "starting_weights", "value_of", "weights"]
+__all__ = ["Complaints", "batch_divides", "folder", "number", "starting_weights", "value_of", "weights", "weights_of"]
 
 Complaints: TypeAlias = Iterator[tuple[str, str]]
 
@@ -60,9 +60,14 @@ def weights(key: str, source: str | None) -> Complaints:
         yield key, f"{what}; give a finished run's folder or a safetensors file"
 
 
+def weights_of(c: RunConfig) -> str:
+    """model.weights of this run: of several, each may begin with another's; "" where nothing is said."""
+    return (c.model.weights or "").replace("{seed}", str(c.seed))
+
+
 def starting_weights(c: RunConfig) -> Complaints:
     """model.weights is there, and nothing beside it says what to start from."""
-    yield from weights("model.weights", c.model.weights)
+    yield from weights("model.weights", weights_of(c) or None)
     if c.model.weights is not None:
         for name in ("pretrained", "backbone"):
             if getattr(c.model, name):

@@ -301,7 +301,7 @@ def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Se
         "command": list(command),
         "seed": config.seed,
         **conditions(task, world),
-        **({} if config.model.weights is None else {"weights_from": told(config.model.weights)}),
+        **({} if config.model.weights is None else {"weights_from": told(config)}),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "layers": [dataclasses.asdict(row) | macs.get(row.name, {}) for row in summary(task.model).rows],
         "cost": None if counted is None else {name: getattr(counted, name) for name in fields},

@@ -22,7 +22,8 @@ _METHOD = "sparsity.method.kind"
 _NOT_COMPARED = ("seed", "out", "resume")
 # What a reader of a table takes for equal unless a name says otherwise; all else is named only as far as it tells groups apart.
 _NAMED = (
-    "model.name", "model.width", "data.name", "sparsity.pattern", "sparsity.budget", "sparsity.method.begin_at", "sparsity.method.ramp_at",
+    "model.name", "model.width", "model.weights", "model.backbone", "model.pretrained",
+    "data.name", "sparsity.pattern", "sparsity.budget", "sparsity.method.begin_at", "sparsity.method.ramp_at",
     "optim.kind", "optim.lr", "optim.weight_decay", "engine.batch_size", "engine.epochs", "engine.steps",
 )  # fmt: skip
 
@@ -201,5 +202,5 @@ def _part(key: str, value: Any) -> list[str]:
     if value == "1:1":
         return ["unstructured"]
     if isinstance(value, str):
-        return [value]
+        return [f"from {value}" if key in ("model.weights", "model.backbone") else value]
     return [f"{key.rpartition('.')[2]}={f'{value:g}' if isinstance(value, float) else value}"]

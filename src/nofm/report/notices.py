@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from . import curves
+from .begun_with import begun_with
 from .compare import Group
 from .measured_on import are_held_out, data_of_all, measured_alike
 from .read import Run
@@ -42,9 +43,22 @@ def about_comparing(groups: Sequence[Group]) -> Iterator[str]:
         if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
             which = ", ".join(map(str, repeated))
             yield f"{group.label} has more than one run of seed {which}: they are not independent, so its spread is too small."
+    yield from _begun(groups)
     lengths = {run.last_step for group in groups for run in group.finished}
     if len(lengths) > 1:
         yield f"The runs differ in length: {', '.join(f'{steps:,}' for steps in sorted(lengths))} steps."
+
+
+def _begun(groups: Sequence[Group]) -> Iterator[str]:
+    """Where training has begun with trained weights, the steps that are told are not all there were."""
+    begun = {group.label: begun_with(group.runs[0].info["config"]) for group in groups}
+    trained = [label for label, what in begun.items() if what]
+    if len(found := list(dict.fromkeys(begun.values()))) == 1:
+        yield from (f"All runs began with {what}." for what in found if what)
+    elif len(trained) == len(begun):
+        yield f"The runs began with different trained weights: {'; '.join(found)}."
+    else:
+        yield f"Begun with trained weights: {'; '.join(trained)}. The others began with random ones, so that their lengths do not compare."
 
 
 def _broken_off(run: Run, name: str) -> str:
