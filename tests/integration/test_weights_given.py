@@ -19,6 +19,7 @@ from nofm.cli.campaign import facts_of
 from nofm.cli.main import main
 from nofm.engine.build import make_loader, make_task
 from nofm.engine.config import ConfigError, RunConfig
+from nofm.engine.folder import RunFolder
 from nofm.engine.train import train
 from nofm.engine.validate import check
 from nofm.engine.world import joined_world
@@ -212,3 +213,11 @@ def test_a_run_that_has_begun_is_never_removed(run, tmp_path):
     with pytest.raises(ConfigError):
         train(with_weights(run, model={"width": 24}), out, resume=True, allow_change=True)
     assert sorted(os.listdir(out)) == held
+
+
+def test_nor_one_that_has_said_what_it_is(tmp_path):
+    """run.json is there before the first event."""
+    folder = RunFolder(tmp_path / "run", resume=False)
+    folder.write("run.json", b"{}")
+    folder.close()
+    assert {"run.json", "events.jsonl", "checkpoints", "masks"} <= set(os.listdir(tmp_path / "run"))
