@@ -48,7 +48,11 @@ _ATTACHED: weakref.WeakKeyDictionary[nn.Module, _Attached] = weakref.WeakKeyDict
 def note_attached(model: nn.Module, trained: Mapping[nn.Module, Training]) -> None:
     """Remember that a method is at work in `model`, and what trains which of its layers."""
     first = next(iter(trained.values()))
-    _ATTACHED.update((module, _Attached(weakref.ref(trained.get(module, first)), module in trained)) for module in model.modules())
+    for module in model.modules():
+        before = _ATTACHED.get(module)
+        trained_elsewhere = before is not None and before.trains and before.training() is not None  # a layer that is plain for now
+        if module in trained or not trained_elsewhere:
+            _ATTACHED[module] = _Attached(weakref.ref(trained.get(module, first)), module in trained)
 
 
 def note_detached(ended: Sequence[Training]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_a_classifier_of_other_classes_begins_at_random_and_is_told_of(run, tmp_
     last = next(key.removesuffix(".bias") for key in given if key.endswith(".bias") and given[key].shape == (10,))
     given |= {f"{last}.weight": torch.randn(7, given[f"{last}.weight"].shape[1]), f"{last}.bias": torch.randn(7)}
     save_file(given, tmp_path / "seven.safetensors")
-    with pytest.warns(UserWarning, match=rf"is of other classes; the classifier begins at random \({last}\.weight \(7, "):
+    with pytest.warns(UserWarning, match=rf"is of other classes, so the classifier begins at random \({last}\.weight, {last}\.bias\)"):
         begun = beginning(with_weights(tmp_path / "seven.safetensors"))
     random = beginning(SMALL)
     for key, value in begun.items():
@@ -134,9 +135,12 @@ def test_held_out_images_that_they_were_trained_on_are_refused(run, tmp_path):
     held_out = changed(SMALL, data={"held_out": 300}, engine={"steps": 6})
     train(held_out, tmp_path / "run")
     beginning(with_weights(tmp_path / "run", data={"held_out": 300}))
+    assert "are images that the weights of" in refused(with_weights(run / "model.safetensors", data={"held_out": 300}))
+    assert "are images that the weights of" in refused(with_weights(tmp_path / "run", data={"held_out": 100}))  # evenly spaced ones
 
 
-def test_outputs_that_mean_other_things_are_refused(run, tmp_path):
+@pytest.mark.parametrize("form", ["", "model.safetensors"], ids=["the run", "its file"])
+def test_a_classifier_of_as_many_other_classes_begins_at_random_too(tmp_path, form):
     folder = tmp_path / "images"
     for split in ("train", "val"):
         for name in ("apple", "pear"):
@@ -147,11 +151,60 @@ def test_outputs_that_mean_other_things_are_refused(run, tmp_path):
     short = {"steps": 2, "batch_size": 2, "workers": 0, "eval_every": 2}
     config = changed(SMALL, data=images, model={"name": "cifar/resnet20"}, engine=short, schedule={"warmup": 0})
     train(config, tmp_path / "fruit")
-    again = changed(config, model={"weights": str(tmp_path / "fruit")})
-    beginning(again)
+    again, given = changed(config, model={"weights": str(tmp_path / "fruit" / form)}), load_file(tmp_path / "fruit" / "model.safetensors")
+    assert torch.equal(beginning(again)["fc.weight"], given["fc.weight"])
     for split in ("train", "val"):
         (folder / split / "apple").rename(folder / split / "quince")
-    assert "its classes.json is not that of these data" in refused(again)
+    with pytest.warns(UserWarning, match=r"is of other classes, so the classifier begins at random \(fc\.weight, fc\.bias\)"):
+        begun = beginning(again)
+    assert torch.equal(begun["conv1.weight"], given["conv1.weight"])
+    assert not torch.equal(begun["fc.weight"], given["fc.weight"])
+
+
+def copied(run: Path, folder: Path, **groups: dict[str, Any]) -> Path:
+    """The run with other values in the configuration that it says it had."""
+    shutil.copytree(run, folder)
+    info = json.loads((folder / "run.json").read_text())
+    for name, values in groups.items():
+        info["config"][name] |= values
+    (folder / "run.json").write_text(json.dumps(info))
+    return folder
+
+
+def test_data_without_names_of_classes_are_told_apart_by_their_own(run, tmp_path):
+    with pytest.warns(UserWarning, match="is of other classes"):
+        beginning(with_weights(copied(run, tmp_path / "fashion", data={"name": "fashion"})))
+
+
+def test_a_detector_whose_norm_was_frozen_does_not_go_on_as_another(finished, task_data, tmp_path):
+    frozen = copied(finished["detection"], tmp_path / "frozen", model={"backbone": "somewhere"})
+    message = refused(config_of("detection", task_data["detection"], model_weights=frozen))
+    assert "were trained with norm frozen; give --model.norm frozen" in message
+    beginning(config_of("detection", task_data["detection"], model_weights=frozen, model_norm="frozen"))
+    given = load_file(frozen / "model.safetensors")
+    save_file({key: value for key, value in given.items() if "num_batches" not in key}, tmp_path / "published.safetensors")
+    message = refused(config_of("detection", task_data["detection"], model_weights=tmp_path / "published.safetensors"))
+    assert "of a detector give model.norm frozen" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda weight: weight.int(), "conv2.weight is torch.int32"),
+        (lambda weight: weight.to(torch.float8_e4m3fn), "conv2.weight is torch.float8_e4m3fn"),
+        (lambda weight: weight.clone().fill_(float("nan")), "conv2.weight is not finite"),
+    ],
+)
+def test_what_is_no_trained_weight_is_named(run, tmp_path, change, said):
+    given = load_file(run / "model.safetensors")
+    save_file({**given, "conv2.weight": change(given["conv2.weight"])}, tmp_path / "bad.safetensors")
+    assert f"{said}, so it is no trained weight" in refused(with_weights(tmp_path / "bad.safetensors"))
+
+
+def test_a_damaged_run_is_named(run, tmp_path):
+    for text in ("{", "{}", "[]"):
+        (broken := copied(run, tmp_path / f"broken{len(text)}{text[0] == '['}") / "run.json").write_text(text)
+        assert f"{broken} does not hold the configuration of a run" in refused(with_weights(broken.parent))
 
 
 def write_picture(path: Path) -> None:
@@ -167,7 +220,7 @@ def test_the_other_tasks_begin_with_them_too(finished, task_data):
         assert begun.keys() == given.keys()
         assert all(torch.equal(begun[key], given[key]) for key in given)
     other = config_of("translation", task_data["translation"], model_weights=finished["translation"], data_vocabulary=272)
-    assert "is not that of these data, so its outputs mean other things" in refused(other)
+    assert "its vocabulary.json is not that of these data: outputs mean other things" in refused(other)
 
 
 # ---- what cannot be fetched, and what a refused run leaves ----
@@ -188,7 +241,7 @@ def test_published_weights_that_cannot_be_fetched_are_one_line_and_leave_no_fold
     words = "train digits --model.name timm/resnet10t --model.width none --model.dropout none --model.pretrained --out runs/first"
     assert main(words.split()) == 2
     told = capsys.readouterr().err
-    assert "model.pretrained = true: the weights of timm/resnet10t could not be fetched (We couldn't connect to the hub)" in told
+    assert "model.pretrained = true: the weights of timm/resnet10t could not be fetched (OSError: We couldn't connect to the hub)" in told
     assert "Traceback" not in told
     assert not Path("runs/first").exists()
 
@@ -198,7 +251,11 @@ def test_a_refused_run_leaves_a_folder_that_was_there_and_what_others_have_put_t
     (there := tmp_path / "there").mkdir()
     with pytest.raises(ConfigError):
         train(config, there)
-    assert there.is_dir()
+    assert os.listdir(there) == []
+    RunFolder(killed := tmp_path / "killed", resume=False)._events.close()  # no close: as if it had been killed
+    with pytest.raises(ConfigError):
+        train(config, killed)
+    assert os.listdir(killed) == []
     with pytest.raises(ConfigError):
         train(config, gone := tmp_path / "new" / "run")
     assert not gone.exists()
@@ -210,8 +267,8 @@ def test_a_refused_run_leaves_a_folder_that_was_there_and_what_others_have_put_t
 def test_a_run_that_has_begun_is_never_removed(run, tmp_path):
     train(changed(SMALL, engine={"steps": 6}), out := tmp_path / "run")
     held = sorted(os.listdir(out))
-    with pytest.raises(ConfigError):
-        train(with_weights(run, model={"width": 24}), out, resume=True, allow_change=True)
+    with pytest.raises(nofm.NofmError):
+        train(changed(SMALL, model={"width": 24}), out, resume=True, allow_change=True)
     assert sorted(os.listdir(out)) == held
 
 
@@ -221,3 +278,36 @@ def test_nor_one_that_has_said_what_it_is(tmp_path):
     folder.write("run.json", b"{}")
     folder.close()
     assert {"run.json", "events.jsonl", "checkpoints", "masks"} <= set(os.listdir(tmp_path / "run"))
+
+
+# ---- going on ----
+
+
+@pytest.mark.parametrize("now", ["gone", "another file", "another shape"])
+def test_a_run_that_goes_on_needs_its_weights_no_more_and_remembers_them(run, tmp_path, now):
+    source = tmp_path / "source.safetensors"
+    given = load_file(run / "model.safetensors")
+    save_file(given, source)
+    config = changed(with_weights(source), engine={"steps": 6}, out=str(tmp_path / "out"))
+    train(config, tmp_path / "out")
+    began = json.loads((tmp_path / "out" / "run.json").read_text())["weights_from"]
+    if now == "gone":
+        source.unlink()
+    else:
+        save_file({"conv1.weight": torch.ones(3)} if "shape" in now else {**given, "fc.bias": torch.ones(10)}, source)
+    train(changed(config, engine={"steps": 12}), tmp_path / "out", resume=True, allow_change=True)
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["weights_from"] == began
+
+
+def test_a_study_does_not_mix_runs_that_began_with_other_weights(run, tmp_path, capsys):
+    source = tmp_path / "source.safetensors"
+    given = load_file(run / "model.safetensors")
+    save_file(given, source)
+    options = "--model.width 16 --model.norm group --engine.steps 4 --schedule.warmup 1 --engine.eval_every 4 --engine.checkpoint_every 4"
+    command = f"study table1 --on digits {options} --rows dense --model.weights {source} --out {tmp_path / 'study'}".split()
+    assert main([*command, "--seeds", "1"]) == 0
+    save_file({**given, "fc.bias": torch.ones(10)}, source)
+    assert main([*command, "--seeds", "2"]) == 2
+    assert "began with other weights than those that lie at" in capsys.readouterr().err
+    save_file(given, source)
+    assert main([*command, "--seeds", "2"]) == 0

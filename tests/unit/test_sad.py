@@ -156,6 +156,35 @@ def test_records_can_be_read_when_the_network_is_plain_again(undo, method):
         sad.record(3)
 
 
+def test_a_record_that_is_refused_leaves_those_before_it():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    nofm.sparsify_(model, "2:4", preset="all")
+    sad = nofm.SAD(model)
+    for step in range(3):
+        sad.record(step)
+        set_weights(model[0], torch.randn(16, 16).tolist())
+    before = dict(sad.between(0, 2)), sad.flip_rate(), sad.lifetime()
+    nofm.fold_(model[0])
+    for _ in range(2):
+        with pytest.raises(nofm.NofmError, match="0 is no sparse layer any more, and its masks were recorded before"):
+            sad.record(3)
+        assert (dict(sad.between(0, 2)), sad.flip_rate(), sad.lifetime()) == before
+
+
+def test_a_lifetime_goes_by_the_pattern_of_each_record():
+    layer = nn.Linear(16, 1, bias=False)
+    nofm.sparsify_(layer, "2:4", preset="all")
+    sad = nofm.SAD(layer)
+    set_weights(layer, [[4.0, 3.0, 2.0, 1.0] * 4])
+    sad.record(0)
+    nofm.densify_(layer)
+    nofm.sparsify_(layer, "1:16", preset="all")
+    sad.record(1)  # 8 were kept and 1 is: 7 left
+    set_weights(layer, [[1.0] * 15 + [5.0]])
+    sad.record(2)  # 1 left and 1 came
+    assert sad.lifetime() == {"weight": (8 + 1) / 8}
+
+
 def after_fold(model, part):
     nofm.sparsify_(model, "2:4", preset="all")
     sad = nofm.SAD(model)

@@ -48,6 +48,24 @@ def warned(work: Callable[[], object]) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
+def test_a_layer_that_is_plain_for_a_while_stays_with_its_method() -> None:
+    """Another method, of a model around it, does not take it over: that one does not train it."""
+    model = Net()
+    sparse(model.body[0])
+    optimizer = torch.optim.SGD(model.body[0].parameters(), lr=0.5)
+    handle = nofm.attach(nofm.SRSTE(0.5), model.body[0], optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nofm.fold_(model.body[0])
+        sparse(model.head[0])
+        around = nofm.attach(nofm.STE(), model, torch.optim.SGD(model.parameters(), lr=0.5))
+        sparse(model.body[0])
+    with pytest.raises(nofm.OptimizerError, match="attached already"):
+        nofm.attach(nofm.STE(), model.body[0], torch.optim.SGD(model.body[0].parameters(), lr=0.5))
+    around.detach()
+    handle.detach()
+
+
 def test_layers_that_become_sparse_after_attach_are_named() -> None:
     model, optimizer, handle = attached()
     assert warned(lambda: sparse(model.head[0])) == [SAID.format("head.0 becomes", "it", "it is", "its")]

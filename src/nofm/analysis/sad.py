@@ -82,7 +82,7 @@ class _Record:
     step: int
     masks: dict[str, _Bits] | None  # None once dropped
     changed: list[tuple[list[str], Tensor]]  # since the record before: names and their counts, on their device
-    kept: dict[str, Tensor]  # how many weights are kept, on their device, where a stored mask says so and not the pattern
+    kept: dict[str, Tensor | int]  # how many weights: of a stored mask on its device, and by each process what it has
 
     def counts(self) -> dict[str, Tensor]:
         return {name: count for names, counts in self.changed for name, count in zip(names, counts.unbind(), strict=True)}
@@ -156,7 +156,6 @@ class SAD:
         self._model, self._keep, self._device = unwrap(model), plain_number(keep), device
         self._records: list[_Record] = []
         self._sites: list[Site] = []  # of the last record, for whose weights records can be read when the network has been folded
-        self._groupings: dict[str, Grouping] = {}
         self._fleet: _Fleet | None = None
         if keep is not None and keep < 1:
             raise NofmError(f"keep={keep} holds no mask; give at least 1, or None for all")
@@ -170,9 +169,7 @@ class SAD:
             raise NofmError(f"step {step} is recorded after step {last.step}; steps must grow")
         with torch.no_grad():
             masks, changed = self._look(last.masks if last is not None and last.masks is not None else {})
-            kept = {site.name: site.mask().sum() for site in self._sites if site.stored_mask is not None}
-        if gone := [name for name in (last.masks or {} if last is not None else {}) if name not in masks]:
-            raise NofmError(f"{gone[0]} is no sparse layer any more, and its masks were recorded before; begin a new SAD")
+            kept = {site.name: _kept(site) for site in self._sites}
         self._records.append(_Record(step, masks, changed, kept))
         if self._keep is not None and len(self._records) > self._keep:
             old = self._records[-self._keep - 1]
@@ -183,7 +180,10 @@ class SAD:
         if self._fleet is None or not self._fleet.holds() or not all(isinstance(site.module, SparseModule) for site in self._sites):
             if not (found := list(sites(self._model))):
                 raise NofmError(f"this {type(self._model).__name__} has no sparse layer any more (fold_, densify_), so nothing to record")
-            self._sites, self._groupings = found, {site.name: site.grouping for site in found}
+            if gone := before.keys() - {site.name for site in found}:
+                first = next(name for name in before if name in gone)
+                raise NofmError(f"{first} is no sparse layer any more, and its masks were recorded before; begin a new SAD")
+            self._sites = found
             self._fleet = _Fleet.of(self._sites)
         masks, changed = self._fleet.look(before) if self._fleet.sites else ({}, [])
         for site in self._sites if len(masks) < len(self._sites) else ():
@@ -253,17 +253,17 @@ class SAD:
 
     def _kept(self, record: _Record) -> dict[str, int]:
         """How many weights each layer kept then."""
-        return {
-            site.name: int(shards.summed(record.kept[site.name], site.weight))
-            if site.name in record.kept
-            else self._groupings[site.name].kept(site.weight.shape)
-            for site in self._sites
-        }
+        weights = {site.name: site.weight for site in self._sites}
+        return {name: kept if isinstance(kept, int) else int(shards.summed(kept, weights[name])) for name, kept in record.kept.items()}
 
     def _divergence(self, counts: Mapping[str, Tensor]) -> Divergence:
         found = {site.name: site for site in self._sites}
         summed = {name: int(shards.summed(count, found[name].weight)) for name, count in counts.items()}
         return Divergence(summed, sum(found[name].weight.numel() for name in counts))
+
+
+def _kept(site: Site) -> Tensor | int:
+    return site.grouping.kept(site.weight.shape) if site.stored_mask is None else site.mask().sum()
 
 
 def sad_of_forwards(

@@ -65,13 +65,33 @@ def check_runs(out: Path, studies: Mapping[str, Study], base: RunConfig) -> None
 
 def _check_same(run: Path, config: RunConfig) -> None:
     try:
-        changes = list(telling_differences(json.loads(run.read_text())["config"], to_dict(config)))
+        info = json.loads(run.read_text())
+        changes = list(telling_differences(info["config"], to_dict(config)))
+        begun, seed = info.get("weights_from", {}).get("sha256"), info["config"]["seed"]
     except (ValueError, TypeError, KeyError, AttributeError, OSError):
         raise ConfigError(f"{run}: does not hold the configuration of a run; move its folder away, or give another --out") from None
     if changes:
         said = "; ".join(f"{key} = {was}, and now it is {now}" for key, was, now in changes[:5])
         more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
         raise ConfigError(f"{run.parent} was made with {said}{more}. Give the old options, or another --out")
+    if begun is not None:
+        _check_weights(run, dataclasses.replace(config, seed=seed), begun)
+
+
+def _check_weights(run: Path, config: RunConfig, begun: str) -> None:
+    """Raise where another file lies now where the weights lay that the run began with; it may be gone, for nobody else wants it then."""
+    from ..engine.begin import told
+    from ..engine.complaints import weights_of
+
+    try:
+        now = told(config)
+    except OSError:
+        return
+    if now["sha256"] != begun:
+        raise ConfigError(
+            f"{run.parent} began with other weights than those that lie at {weights_of(config)} now (SHA-256 {begun[:12]}..., and now "
+            f"{now['sha256'][:12]}...). Bring the old ones back, or give another --out"
+        )
 
 
 class _LastWords:

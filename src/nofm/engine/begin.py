@@ -1,4 +1,8 @@
-"""Weights to begin with (model.weights): those of a finished run or of a safetensors file, in the place of random ones."""
+"""Weights to begin with (model.weights): those of a finished run or of a safetensors file, in the place of random ones.
+
+That the keys fit is not enough: outputs may mean other classes, BatchNorm may have been frozen, held-out images may have been trained
+on. Of a run all of that is known, whether its folder is given or the file in it; of a file from elsewhere it is not.
+"""
 
 from __future__ import annotations
 
@@ -7,66 +11,115 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..choose import classifiers, find_candidates
 from ..tasks.weights import listed, misfits, read_weights
 from .complaints import weights_of
 from .config import ConfigError, RunConfig
+from .resolve import completed
 
 __all__ = ["begin_with_", "told"]
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def begin_with_(model: nn.Module, config: RunConfig, companions: Mapping[str, bytes]) -> None:
-    """Load them, all of them. Only a classifier may be of other classes than these data have; it keeps its random weights then.
+    """Load them, all of them. Only a classifier of other classes is left at random, and told of.
 
     companions: files of a run that tell what outputs mean, such as the names of classes, as they follow from these data.
     """
-    source = weights_of(config)
-    given, wanted = read_weights(_file(source)), model.state_dict()
-    other = _other_classes(model, given, wanted)
-    if Path(source).is_dir():
-        _check_run(Path(source), config, {} if other else companions)
-    # Files from elsewhere may lack the count of batches, which matters to no result but where BatchNorm has no momentum.
-    if found := misfits(wanted, {**given, **{key: wanted[key] for key in other}}, lambda key: key.endswith(".num_batches_tracked")):
-        raise ConfigError(f"model.weights = {source}: these are not the weights of this network ({listed(found)})")
-    model.load_state_dict({key: wanted[key] if key in other else given.get(key, wanted[key]) for key in wanted})
-    if other:
-        said = ", ".join(f"{key} {tuple(given[key].shape)} for {tuple(wanted[key].shape)}" for key in other)
-        warnings.warn(f"model.weights = {source}: is of other classes; the classifier begins at random ({said})", UserWarning, stacklevel=2)
+    source, file = weights_of(config), _file(config)
+    given, wanted = read_weights(file), model.state_dict()
+    theirs = _config_of(file.parent)
+    means_other = theirs is not None and _means_other(file.parent, theirs, config, companions)
+    if theirs is not None:
+        _check_run(source, theirs, config)
+    classifier = _classifier(model) if config.task.kind == "classification" else []
+    left = classifier if means_other or _has_other_classes(classifier, given, wanted) else []
+    if means_other and not left:
+        raise ConfigError(f"model.weights = {source}: its {' and '.join(companions)} is not that of these data: outputs mean other things")
+    if found := misfits(wanted, {**given, **{key: wanted[key] for key in left}}, _only_there_counted(wanted)):
+        frozen = any(key.endswith(".num_batches_tracked") for key in found.get("missing", ()))
+        hint = "; a BatchNorm that was frozen has no count of batches: of a detector give model.norm frozen" * frozen
+        raise ConfigError(f"model.weights = {source}: these are not the weights of this network ({listed(found)}){hint}")
+    begun = {key: wanted[key] if key in left else given[key] for key in wanted}
+    for key, value in begun.items():
+        if wanted[key].is_floating_point() and (value.dtype not in _FLOATS or not value.isfinite().all()):
+            what = f"{value.dtype}" if value.dtype not in _FLOATS else "not finite"
+            raise ConfigError(f"model.weights = {source}: {key} is {what}, so it is no trained weight")
+    model.load_state_dict(begun)
+    if left:
+        warnings.warn(
+            f"model.weights = {source}: is of other classes, so the classifier begins at random ({', '.join(left)})",
+            UserWarning, stacklevel=2,
+        )  # fmt: skip
 
 
 def told(config: RunConfig) -> dict[str, str]:
     """Which weights these are, for run.json: a path alone would not tell, since another file may lie there tomorrow."""
-    path = _file(weights_of(config))
+    path = _file(config)
     with path.open("rb") as file:
         return {"file": str(path), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _file(source: str) -> Path:
-    path = Path(source)
+def _file(config: RunConfig) -> Path:
+    path = Path(weights_of(config))
     return path / "model.safetensors" if path.is_dir() else path
 
 
-def _other_classes(model: nn.Module, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """The keys of the classifier, where it is all that has another shape."""
+def _classifier(model: nn.Module) -> list[str]:
+    """The keys of the layers that give the scores."""
     modules = [c.module_name for c in classifiers(model, list(find_candidates(model)))]
-    differ = [key for key in wanted if key in given and given[key].shape != wanted[key].shape]
-    return differ if all(key.rpartition(".")[0] in modules for key in differ) else []
+    return [key for key in model.state_dict() if key.rpartition(".")[0] in modules]
 
 
-def _check_run(run: Path, config: RunConfig, companions: Mapping[str, bytes]) -> None:
-    """Raise where its weights fit and yet would mislead: outputs that mean other things, held-out images that they were trained on."""
-    for name, data in companions.items():
-        if (run / name).is_file() and (run / name).read_bytes() != data:
-            raise ConfigError(f"model.weights = {run}: its {name} is not that of these data, so its outputs mean other things")
-    d = config.data
-    if d.held_out is None or not (run / "run.json").is_file():
-        return
-    theirs = json.loads((run / "run.json").read_text())["config"]["data"]
-    if theirs["name"] == d.name and theirs.get("held_out") != d.held_out:
+def _has_other_classes(classifier: list[str], given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
+    """Whether the classifier is the same but for the number of its outputs."""
+    shapes = [(given[key].shape, wanted[key].shape) for key in classifier if key in given]
+    return any(one[:1] != other[:1] for one, other in shapes) and all(one[1:] == other[1:] for one, other in shapes)
+
+
+def _only_there_counted(wanted: Mapping[str, Tensor]) -> Any:
+    """Which keys may be in the file alone: counts of batches, which BatchNorm has no place for where it is frozen here."""
+    return lambda key: key.endswith(".num_batches_tracked") and key not in wanted
+
+
+def _config_of(run: Path) -> dict[str, Any] | None:
+    """The configuration of the run in a folder; None where there is no run."""
+    path = run / "run.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text())["config"]
+        return completed(config)
+    except (ValueError, TypeError, KeyError, AttributeError, OSError):
+        raise ConfigError(f"model.weights: {path} does not hold the configuration of a run; give a file of weights") from None
+
+
+def _means_other(run: Path, theirs: Mapping[str, Any], config: RunConfig, companions: Mapping[str, bytes]) -> bool:
+    """Whether outputs of the run mean something else than those of this one will: by the names it has written down, or by its data, where
+    these have none."""
+    beside = [name for name in companions if (run / name).is_file()]
+    if beside or config.task.kind != "classification":
+        return any((run / name).read_bytes() != companions[name] for name in beside)
+    return bool(theirs["data"]["name"] != config.data.name)
+
+
+def _check_run(source: str, theirs: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise where weights fit, and something else that is known of their run does not."""
+    d, model = config.data, theirs["model"]
+    held, same_data = theirs["data"]["held_out"] or 0, theirs["data"]["name"] == d.name
+    # The last images are held out, so that fewer are among more, but for digits, where they are evenly spaced.
+    if d.held_out is not None and same_data and (held < d.held_out or (d.name == "digits" and held != d.held_out)):
         raise ConfigError(
-            f"data.held_out = {d.held_out}: among these are images that the weights of {run} were trained on; give weights of a run that "
-            "has held out as many"
+            f"data.held_out = {d.held_out}: among these are images that the weights of {source} were trained on; give weights of a run "
+            "that has held them out"
         )
+    if config.task.kind in ("detection", "segmentation"):
+        norm = model["norm"] or ("frozen" if model["backbone"] else "batch")
+        if norm != (config.model.norm or "batch"):
+            raise ConfigError(f"model.norm: the weights of {source} were trained with norm {norm}; give --model.norm {norm}")

@@ -43,22 +43,22 @@ def make_loader(config: RunConfig, world: World) -> Any:
     return problem_of(config).loader(config, world)
 
 
-def make_task(config: RunConfig, loader: Any) -> Task:
-    """The task with its network, dense as yet, and the weights that it begins with."""
+def make_task(config: RunConfig, loader: Any, *, goes_on: bool = False) -> Task:
+    """The task with its network, dense as yet, and the weights that it begins with. `goes_on`: it gets those of a checkpoint later."""
     m, problem = config.model, problem_of(config)
     try:
-        task = problem.task(config, loader, blank=m.weights is not None)
+        task = problem.task(config, loader, blank=goes_on or m.weights is not None)
     except NofmError:
         raise
     except Exception as error:  # of torch.hub, of huggingface_hub, of the network, each in its own words
         if not m.pretrained:
             raise
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = (str(error).strip() or "no more is known").splitlines()[0]
         raise ConfigError(
-            f"model.pretrained = true: the weights of {m.name} could not be fetched ({said}); fetch them where there is a network, "
-            "and give the file as model.weights"
+            f"model.pretrained = true: the weights of {m.name} could not be fetched ({type(error).__name__}: {said}); fetch them where "
+            "there is a network, and give the file as model.weights"
         ) from error
-    if m.weights is not None:
+    if m.weights is not None and not goes_on:
         begin_with_(task.model, config, problem.companions(loader))
     return task
 

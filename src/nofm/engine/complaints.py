@@ -67,7 +67,8 @@ def weights_of(c: RunConfig) -> str:
 
 def starting_weights(c: RunConfig) -> Complaints:
     """model.weights is there, and nothing beside it says what to start from."""
-    yield from weights("model.weights", weights_of(c) or None)
+    if not (c.out and any(Path(c.out, "checkpoints").glob("step-*"))):  # one that goes on needs them no more
+        yield from weights("model.weights", weights_of(c) or None)
     if c.model.weights is not None:
         for name in ("pretrained", "backbone"):
             if getattr(c.model, name):

@@ -86,9 +86,9 @@ class ModelConfig:
     pretrained: bool = False
     """Start from published weights (torchvision/ and timm/ models, raft_large and raft_small)."""
     weights: str | None = None
-    """Start from weights of this very network: a finished run's folder or a safetensors file; {seed} in it is the seed, so that each of
-    several runs starts from another ("runs/dense/seed-{seed}"). classification: where the data have other classes, from all but its
-    classifier's."""
+    """Start from weights of this very network: a finished run's folder (its model-ema.safetensors for the average) or a safetensors file;
+    {seed} in it is the seed, so that each of several runs starts from another ("runs/dense/seed-{seed}"). classification: where the data
+    have other classes, from all but its classifier's."""
     backbone: str | None = None
     """detection, segmentation: a run's folder or a safetensors file of a classification network that the ResNet begins with."""
     trainable_layers: int | None = None

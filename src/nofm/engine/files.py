@@ -126,10 +126,12 @@ class Disk:
             raise
         _LOCKS[_key(os.fstat(file))] = file
 
-    def unlock(self, path: Path) -> None:
-        """Let others have `path`; nothing if this process does not hold it."""
+    def unlock(self, path: Path, *, remove: bool = False) -> None:
+        """Let others have `path`; nothing if this process does not hold it. `remove`: or rather let nobody have it any more."""
         file = _LOCKS.pop(_key(os.stat(path)), None) if path.exists() else None
         if file is not None:
+            if remove:
+                path.unlink()  # still held: what another process has locked by now is not this one
             os.close(file)
 
 

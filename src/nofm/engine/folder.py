@@ -43,8 +43,9 @@ class RunFolder:
     """The folder of one run, for the one process that writes it."""
 
     def __init__(self, path: Path, *, resume: bool, disk: Disk | None = None) -> None:
-        self.path, self._disk, self._made = path, disk or Disk(), not path.exists()
-        if not resume and path.exists() and any(path.iterdir()):
+        self.path, self._disk = path, disk or Disk()
+        self._made, self._own = not path.exists(), _is_unbegun(path)
+        if not resume and not self._own:
             again = f"--resume (or nofm resume {path})"
             raise ConfigError(f"--out {path}: this folder is not empty; go on with that run by {again}, or give another folder")
         make_folder(self._disk, path / "checkpoints")
@@ -158,16 +159,27 @@ class RunFolder:
         for sink in self.sinks:
             sink.close()
         self._events.close()
-        self._disk.unlock(self.path / "checkpoints" / ".lock")
-        if self._made and not (self.path / "run.json").exists():
-            self._vanish()
+        lock = self.path / "checkpoints" / ".lock"
+        if self._own and _is_unbegun(self.path):
+            self._vanish(lock)
+        else:
+            self._disk.unlock(lock)
 
-    def _vanish(self) -> None:
+    def _vanish(self, lock: Path) -> None:
         """Of a run that was refused before it began nothing is left, or the next try would be told to go on with it."""
-        with suppress(OSError):  # whatever else there is stays, and with it its folders
-            if (self.path / "events.jsonl").stat().st_size:
-                return
-            (self.path / "events.jsonl").unlink()
-            (self.path / "checkpoints" / ".lock").unlink()
-            for folder in (self.path / "checkpoints", self.path / "masks", self.path):
+        (self.path / "events.jsonl").unlink(missing_ok=True)
+        self._disk.unlock(lock, remove=True)
+        with suppress(OSError):  # whatever somebody has put there by now stays, and with it its folders
+            for folder in (self.path / "checkpoints", self.path / "masks", *([self.path] if self._made else [])):
                 folder.rmdir()
+
+
+def _is_unbegun(path: Path) -> bool:
+    """Whether nothing is in a folder but what a run makes there before it begins: not yet run.json, and no event."""
+    if not path.exists():
+        return True
+    if {entry.name for entry in path.iterdir()} - {"checkpoints", "masks", "events.jsonl"}:
+        return False
+    inside = {entry.name for part in ("checkpoints", "masks") if (path / part).is_dir() for entry in (path / part).iterdir()}
+    events = path / "events.jsonl"
+    return inside <= {".lock"} and not (events.exists() and events.stat().st_size)

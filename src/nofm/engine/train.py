@@ -206,14 +206,15 @@ def _compare_companions(folder: RunFolder, now: dict[str, bytes]) -> None:
             raise ConfigError(f"--resume: {path} does not follow from these data; give those that the run was started with")
 
 
-def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Path, stop: StopRequest, disk: Disk | None) -> Trainer:
-    """Build everything, in the order in which one part needs another."""
+def _prepare(job: Job, world: World, folder: RunFolder | None, stop: StopRequest, state: dict[str, Any] | None) -> Trainer:
+    """Build everything, in the order in which one part needs another. `state`: that it will go on from, if any."""
+    config, out, disk = job.config, job.out, job.disk
     e = config.engine
     set_torch(config)
     loader = make_loader(config, world)
     lengths = Lengths(config, loader.order.steps_per_epoch)
     chance.seed_all(config.seed)  # the same starting weights on all processes
-    task = make_task(config, loader)
+    task = make_task(config, loader, goes_on=state is not None)
     sparsified_(task.model, config, patterns_of(config, task, loader, world, folder))
     task.to(world.device)
     if e.channels_last:
@@ -254,14 +255,14 @@ def _prepare(config: RunConfig, world: World, folder: RunFolder | None, out: Pat
 def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) -> tuple[Trainer, int | None]:
     """A trainer in its folder, and the step that it goes on from, where it does."""
     config = job.config
-    trainer = _prepare(config, world, folder, job.out, stop, job.disk)
     resumed_from: int | None = None
     fresh = folder is None or not (folder.path / "run.json").exists()
     state: dict[str, Any] | None = None
     earlier: list[dict[str, Any]] = []
     if job.resume:
-        trainer.world.wait()
-        state = (trainer.store or Store(job.out / "checkpoints")).newest()
+        world.wait()
+        state = Store(job.out / "checkpoints", disk=job.disk).newest()
+    trainer = _prepare(job, world, folder, stop, state)
     with world.first_may_refuse():
         if folder is not None and not fresh:
             if job.allow_change:
@@ -273,6 +274,7 @@ def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) 
     facts: dict[str, Any] = {}
     if folder is not None and (fresh or job.allow_change):
         facts = _facts(config, trainer.task, trainer.world, job.recipe, job.command) | ({"earlier": earlier} if earlier else {})
+        facts |= _weights_from(config, None if state is None else folder)
     if job.resume:
         resumed_from = 0 if not fresh else None
         if state is not None:
@@ -288,6 +290,14 @@ def _ready(job: Job, world: World, folder: RunFolder | None, stop: StopRequest) 
     return trainer, resumed_from
 
 
+def _weights_from(config: RunConfig, begun: RunFolder | None) -> dict[str, Any]:
+    """Which weights the run began with; of one that has `begun` what it has said of that, whatever lies there now."""
+    if begun is None:
+        return {} if config.model.weights is None else {"weights_from": told(config)}
+    earlier = json.loads((begun.path / "run.json").read_text()) if (begun.path / "run.json").exists() else {}
+    return {"weights_from": earlier["weights_from"]} if "weights_from" in earlier else {}
+
+
 def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Sequence[str]) -> dict[str, Any]:
     """All of run.json but the configuration."""
     with warnings.catch_warnings():
@@ -301,7 +311,6 @@ def _facts(config: RunConfig, task: Task, world: World, recipe: str, command: Se
         "command": list(command),
         "seed": config.seed,
         **conditions(task, world),
-        **({} if config.model.weights is None else {"weights_from": told(config)}),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "layers": [dataclasses.asdict(row) | macs.get(row.name, {}) for row in summary(task.model).rows],
         "cost": None if counted is None else {name: getattr(counted, name) for name in fields},

@@ -74,6 +74,7 @@ def _by_triton(scores: Sequence[Tensor], counts: Sequence[int | Tensor], among: 
     if not any(score.numel() for score in scores):
         return outs
     on_device = [count for count in counts if isinstance(count, Tensor)]
+    assert len(on_device) in (0, len(counts)), "the device knows all counts or none"
     known = [0 if on_device else int(count) for count in counts]
     addresses = [[x.data_ptr() for x in column] for column in (flat, inside or flat, outs)]
     sizes = [x.numel() for x in flat]
