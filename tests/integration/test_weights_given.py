@@ -115,6 +115,9 @@ def test_weights_of_another_network_are_refused_by_name(run, tmp_path):
     given["conv9.weight"] = given.pop("conv1.weight")
     save_file(given, tmp_path / "renamed.safetensors")
     assert "(missing: conv1.weight; unexpected: conv9.weight)" in refused(with_weights(tmp_path / "renamed.safetensors"))
+    given = {**load_file(run / "model.safetensors"), "fc.weight": torch.randn(7, 5), "fc.bias": torch.randn(7)}
+    save_file(given, tmp_path / "other-features.safetensors")  # other classes of other features: not this network's classifier
+    assert "fc.weight (7, 5) for (10, " in refused(with_weights(tmp_path / "other-features.safetensors"))
 
 
 def test_what_is_no_file_of_weights_is_refused(run, tmp_path):
