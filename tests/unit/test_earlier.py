@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,14 @@ def test_all_but_what_the_command_asked_for_itself(out, capsys):
 def test_rows_are_taken_where_nothing_is_said_of_them(given, out, capsys):
     assert added(out, *given) == ADDED
     assert "rows of before" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("last", ["b", "c"])
+def test_of_two_runs_of_one_second_the_later_file_tells(out, last):
+    for name in ("b", "c"):
+        started(out, name, ["nofm", "study", "fig3", "--on", "digits", "--rows", name], "2026-01-03T00:00:00Z")
+        os.utime(out / "runs" / name / "seed-0" / "run.json", (2 if name == last else 1, 2 if name == last else 1))
+    assert added(out, "--on", "digits") == ["--rows", last]
 
 
 def test_rows_are_those_of_the_last_command_about_the_same_studies(out):

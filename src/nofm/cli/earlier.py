@@ -60,7 +60,8 @@ def _started(runs: Path) -> list[_Started]:
     for file in sorted(runs.glob("*/seed-*/run.json")):
         try:
             info: Any = json.loads(file.read_text())
-            words, started = list(map(str, info["command"])), str(info["started"])
+            # Small runs start several in a second, which `started` does not tell apart; the file, written when a run starts, does.
+            words, started = list(map(str, info["command"])), (str(info["started"]), file.stat().st_mtime_ns)
         except (ValueError, TypeError, KeyError, OSError):
             continue  # it is refused where its row is looked at
         if words[:2] == ["nofm", "study"]:
