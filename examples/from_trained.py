@@ -24,11 +24,14 @@ import nofm
 RATE, AGAIN = 0.1, 0.03  # the highest learning rate of the first training, and of the second
 
 
-def train(model: nn.Module, method: nofm.Method | None, seed: int, steps: int, rate: float) -> None:
+def sgd(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, method: nofm.Method | None, seed: int, steps: int) -> None:
     """An ordinary loop, whose batches depend on the seed alone; without a method the network is a plain dense one."""
     x, y, *_ = digits()
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, optimizer.param_groups[0]["lr"], total_steps=steps, pct_start=0.1)
     if method is not None:
         nofm.attach(method, model, optimizer)
     draws = torch.Generator().manual_seed(seed)
@@ -54,13 +57,13 @@ def scores(pattern: str, seed: int, steps: int, more: int, decay: float) -> dict
     torch.manual_seed(seed)
     dense = network()
     random = copy.deepcopy(dense.state_dict())
-    train(dense, None, seed, steps, RATE)
+    train(dense, sgd(dense, RATE), None, seed, steps)
     trained = copy.deepcopy(dense.state_dict())
     found = {
         "dense, as trained": accuracy(dense, x_test, y_test),
         "pruned, not trained on": accuracy(load(trained, pattern), x_test, y_test),
     }
-    train(dense, None, seed, more, AGAIN)
+    train(dense, sgd(dense, AGAIN), None, seed, more)
     found["trained on dense"] = accuracy(dense, x_test, y_test)
 
     ways: dict[str, Callable[[], nofm.Method]] = {
@@ -70,10 +73,10 @@ def scores(pattern: str, seed: int, steps: int, more: int, decay: float) -> dict
     }
     for name, method in ways.items():
         model = load(trained, pattern)
-        train(model, method(), seed, more, AGAIN)
+        train(model, sgd(model, AGAIN), method(), seed, more)
         found[name] = accuracy(model, x_test, y_test)
     scratch = load(random, pattern)
-    train(scratch, nofm.SRSTE(decay=decay), seed, steps + more, RATE)
+    train(scratch, sgd(scratch, RATE), nofm.SRSTE(decay=decay), seed, steps + more)
     found["SR-STE from scratch, as many steps in all"] = accuracy(scratch, x_test, y_test)
     return found
 

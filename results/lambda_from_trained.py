@@ -23,13 +23,13 @@ from torch.nn import functional as F
 import nofm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from digits import BATCH, accuracy, digits, network
-from from_trained import AGAIN, RATE, load, train
+from digits import accuracy, digits, network
+from from_trained import AGAIN, RATE, load, sgd, train
 
 PATTERN = "1:16"
 ADAMW = 5e-3  # its highest learning rate
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=AGAIN, momentum=0.9, weight_decay=5e-4),
+    "SGD": lambda model: sgd(model, AGAIN),
     "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=ADAMW, weight_decay=0.01),
 }
 
@@ -47,21 +47,12 @@ def ways(optimizer: str, steps: int, sum_of_rates: float) -> dict[str, nofm.Meth
 
 def second(weights: dict[str, Tensor], optimizer: str, name: str, seed: int, steps: int) -> tuple[float, float, float]:
     """Accuracy in %, loss on the test images, and the share of weights whose mask is another at the end."""
-    x, y, x_test, y_test = digits()
+    *_, x_test, y_test = digits()
     model = load(weights, PATTERN)
     stepping = OPTIMIZERS[optimizer](model)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(stepping, stepping.param_groups[0]["lr"], total_steps=steps, pct_start=0.1)
-    nofm.attach(ways(optimizer, steps, sum_of_rates(optimizer, steps))[name], model, stepping)
     sad = nofm.SAD(model)
     sad.record(0)
-    draws = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        batch = torch.randint(len(x), (BATCH,), generator=draws)
-        loss = F.cross_entropy(model(x[batch]), y[batch])
-        stepping.zero_grad()
-        loss.backward()
-        stepping.step()
-        schedule.step()
+    train(model, stepping, ways(optimizer, steps, sum_of_rates(optimizer, steps))[name], seed, steps)
     sad.record(1)
     moved = sad.between(0, 1)
     right = accuracy(model, x_test, y_test)
@@ -93,7 +84,7 @@ def main() -> None:
     for seed in range(args.seeds):
         torch.manual_seed(seed)
         dense = network()
-        train(dense, None, seed, 400, RATE)
+        train(dense, sgd(dense, RATE), None, seed, 400)
         starts.append(copy.deepcopy(dense.state_dict()))
     print("| optimizer | steps | way | accuracy % | test loss | weights with another mask, % |\n| --- | --- | --- | --- | --- | --- |")
     for optimizer in OPTIMIZERS:
