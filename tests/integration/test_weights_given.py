@@ -28,11 +28,9 @@ from nofm.recipes.studies import STUDIES
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory, one_thread) -> Path:
     """A finished run of the sparse network: its file has the zeros written in."""
-    threads = torch.get_num_threads()
     train(SMALL, out := tmp_path_factory.mktemp("first") / "run")
-    torch.set_num_threads(threads)
     return out
 
 

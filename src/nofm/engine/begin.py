@@ -6,7 +6,6 @@ on. Of a run all of that is known, whether its folder is given or the file in it
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Mapping
@@ -18,8 +17,9 @@ from torch import Tensor, nn
 
 from ..choose import classifiers, find_candidates
 from ..tasks.weights import listed, misfits, read_weights
-from .complaints import weights_of
+from .complaints import weights_file, weights_of
 from .config import ConfigError, RunConfig
+from .files import sha256_of
 from .resolve import completed
 
 __all__ = ["begin_with_", "told"]
@@ -32,7 +32,7 @@ def begin_with_(model: nn.Module, config: RunConfig, companions: Mapping[str, by
 
     companions: files of a run that tell what outputs mean, such as the names of classes, as they follow from these data.
     """
-    source, file = weights_of(config), _file(config)
+    source, file = weights_of(config), weights_file(weights_of(config))
     given, wanted = read_weights(file), model.state_dict()
     theirs = _config_of(file.parent)
     means_other = theirs is not None and _means_other(file.parent, theirs, config, companions)
@@ -42,11 +42,13 @@ def begin_with_(model: nn.Module, config: RunConfig, companions: Mapping[str, by
     left = classifier if means_other or _has_other_classes(classifier, given, wanted) else []
     if means_other and not left:
         raise ConfigError(f"model.weights = {source}: its {' and '.join(companions)} is not that of these data: outputs mean other things")
-    if found := misfits(wanted, {**given, **{key: wanted[key] for key in left}}, _only_there_counted(wanted)):
+    # The file alone may count batches, for which a BatchNorm that is frozen here has no place.
+    fitting = {**given, **{key: wanted[key] for key in left}}
+    if found := misfits(wanted, fitting, lambda key: key.endswith(".num_batches_tracked") and key not in wanted):
         frozen = any(key.endswith(".num_batches_tracked") for key in found.get("missing", ()))
         hint = "; a BatchNorm that was frozen has no count of batches: of a detector give model.norm frozen" * frozen
         raise ConfigError(f"model.weights = {source}: these are not the weights of this network ({listed(found)}){hint}")
-    begun = {key: wanted[key] if key in left else given[key] for key in wanted}
+    begun = {key: fitting[key] for key in wanted}
     for key, value in begun.items():
         if wanted[key].is_floating_point() and (value.dtype not in _FLOATS or not value.isfinite().all()):
             what = f"{value.dtype}" if value.dtype not in _FLOATS else "not finite"
@@ -61,14 +63,8 @@ def begin_with_(model: nn.Module, config: RunConfig, companions: Mapping[str, by
 
 def told(config: RunConfig) -> dict[str, str]:
     """Which weights these are, for run.json: a path alone would not tell, since another file may lie there tomorrow."""
-    path = _file(config)
-    with path.open("rb") as file:
-        return {"file": str(path), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _file(config: RunConfig) -> Path:
-    path = Path(weights_of(config))
-    return path / "model.safetensors" if path.is_dir() else path
+    path = weights_file(weights_of(config))
+    return {"file": str(path), "sha256": sha256_of(path)}
 
 
 def _classifier(model: nn.Module) -> list[str]:
@@ -81,11 +77,6 @@ def _has_other_classes(classifier: list[str], given: Mapping[str, Tensor], wante
     """Whether the classifier is the same but for the number of its outputs."""
     shapes = [(given[key].shape, wanted[key].shape) for key in classifier if key in given]
     return any(one[:1] != other[:1] for one, other in shapes) and all(one[1:] == other[1:] for one, other in shapes)
-
-
-def _only_there_counted(wanted: Mapping[str, Tensor]) -> Any:
-    """Which keys may be in the file alone: counts of batches, which BatchNorm has no place for where it is frozen here."""
-    return lambda key: key.endswith(".num_batches_tracked") and key not in wanted
 
 
 def _config_of(run: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from .config import RunConfig
 from .resolve import near_path
 
-__all__ = ["Complaints", "batch_divides", "folder", "number", "starting_weights", "value_of", "weights", "weights_of"]
+__all__ = ["Complaints", "batch_divides", "folder", "number", "starting_weights", "value_of", "weights", "weights_file", "weights_of"]
 
 Complaints: TypeAlias = Iterator[tuple[str, str]]
 
@@ -54,10 +54,15 @@ def weights(key: str, source: str | None) -> Complaints:
     """A file of weights, or a run's folder with one, is there."""
     if source is None:
         return
-    path = Path(source)
-    if not (path / "model.safetensors" if path.is_dir() else path).is_file():
-        what = "has no model.safetensors" if path.is_dir() else "no such file or folder"
+    if not weights_file(source).is_file():
+        what = "has no model.safetensors" if Path(source).is_dir() else "no such file or folder"
         yield key, f"{what}; give a finished run's folder or a safetensors file"
+
+
+def weights_file(source: str) -> Path:
+    """Where the weights of a run's folder, or of a file, lie."""
+    path = Path(source)
+    return path / "model.safetensors" if path.is_dir() else path
 
 
 def weights_of(c: RunConfig) -> str:

@@ -10,7 +10,6 @@ evaluation is complete.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -30,7 +29,7 @@ from ..tasks.weights import listed, misfits, read_weights
 from .build import check_machine
 from .complaints import value_of
 from .config import ConfigError, RunConfig
-from .files import Disk, make_folder, remove, write_file
+from .files import Disk, make_folder, remove, sha256_of, write_file
 from .machine import conditions, set_torch
 from .measure import laid_out, metrics_of, on_device, summed
 from .precision import Precision
@@ -76,7 +75,7 @@ class Evaluation:
         """All that decides its numbers: what another evaluation of this name must agree in."""
         fields = dict.fromkeys(("data.name", *allowed_fields(self.config)))
         settings = {key: value_of(self.config, key) for key in fields if key not in MACHINE_FIELDS}
-        files = {prefix: {"file": path.name, "sha256": _digest(path)} for prefix, path in self.weights.items()}
+        files = {prefix: {"file": path.name, "sha256": sha256_of(path)} for prefix, path in self.weights.items()}
         return {"settings": settings, "precision": self.config.engine.precision, "weights": files}
 
     def earlier(self) -> dict[str, Any] | None:
@@ -237,11 +236,6 @@ def _last_step(run: Path) -> int:
         return int(json.loads((run / "events.jsonl").read_text().splitlines()[-1])["step"])
     except (ValueError, TypeError, KeyError, IndexError, OSError):
         raise ConfigError(f"{run / 'events.jsonl'}: does not tell where the run has ended; is its copy incomplete?") from None
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(evaluation: Evaluation, facts: Mapping[str, Any], samples: Mapping[str, bytes]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Disk", "HeldError", "hold", "make_folder", "remove", "write_file"]
+__all__ = ["Disk", "HeldError", "hold", "make_folder", "remove", "sha256_of", "write_file"]
 
 # Locks that this process holds: (device, inode) -> open file, one for all stores of a folder. Record locks, because those of flock
 # would live on in forked data loaders when this process is killed. They belong to the process: a fork inherits the files but not the
@@ -147,6 +147,12 @@ def hold(disk: Disk, path: Path) -> None:
         if error.errno not in _NO_LOCKS:
             raise
         warnings.warn(f"{path.parent}: no locks on this file system; see to it that only one run writes here", stacklevel=3)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_file(disk: Disk, path: Path, chunks: Iterable[bytes | bytearray]) -> tuple[int, str]:
